@@ -1,0 +1,149 @@
+package rls
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/sentinel-rls/sentinel-rls/algorithms"
+)
+
+// Take is one operation on one bucket.
+type Take struct {
+	Key  string
+	Rule algorithms.Rule
+	Op   algorithms.Op
+	Cost int64 // tokens or hits; > 0
+	// Window, for a refund to a window algorithm, is the start of the window that the cost was taken in; 0 means the
+	// current one. It is compared, never used as a clock.
+	Window algorithms.Micros
+}
+
+// Group is decided all or nothing: when one of its takes, peeks or charges does not fit, no take of the group spends and
+// no refund is paid. Charges are recorded whatever else happens, since they were already used. Keys are distinct.
+type Group []Take
+
+// Answer is the outcome of one group.
+type Answer struct {
+	Now     algorithms.Micros  // the store's clock when it decided
+	Before  []algorithms.State // each bucket's stored state before the call, in the group's order
+	Allowed bool               // every take, peek and charge fitted
+	Healed  int                // unreadable values that this call overwrote
+	Err     error              // not nil: the store gave no answer, the other fields are zero. See ErrTimeout and its kin
+}
+
+// Store decides groups of takes.
+//
+// Decide returns one answer per group, in order. It is safe for concurrent use, returns by ctx's deadline, decides each
+// group atomically and never repeats a take whose outcome it does not know. An Answer.Err wraps exactly one of
+// ErrTimeout, ErrUnavailable, ErrStore or ErrCircuitOpen. Groups are not kept after Decide returns.
+type Store interface {
+	Decide(ctx context.Context, groups []Group) []Answer
+}
+
+// The classes of a store failure (spec: REDIS_TIMEOUT, REDIS_UNAVAILABLE, REDIS_ERROR) and the breaker's refusal.
+var (
+	ErrTimeout     = errors.New("store timeout")        // no answer within the budget; the outcome is unknown
+	ErrUnavailable = errors.New("store unavailable")    // refused, reset, loading, read-only, cluster down, queue full
+	ErrStore       = errors.New("store error")          // script, ACL, CROSSSLOT and whatever else the server refuses
+	ErrCircuitOpen = errors.New("circuit breaker open") // not sent: the breaker is open, or half-open and probing
+)
+
+// Reason says why a request was answered as it was; the text is what users meet in logs, metrics and headers.
+type Reason string
+
+// Decision reasons: the label decision_reason takes these values and no others.
+const (
+	Allowed             Reason = "ALLOWED"
+	RateLimited         Reason = "RATE_LIMITED"
+	EmergencyLocalLimit Reason = "EMERGENCY_LOCAL_LIMIT"
+	CircuitOpen         Reason = "CIRCUIT_OPEN"
+	FailClosed          Reason = "FAIL_CLOSED"
+)
+
+// Reasons that are not decisions: the request never reached a limit.
+const (
+	Unauthenticated   Reason = "UNAUTHENTICATED"
+	InsufficientScope Reason = "INSUFFICIENT_SCOPE"
+	UnknownEndpoint   Reason = "UNKNOWN_ENDPOINT"
+	UnknownDomain     Reason = "UNKNOWN_DOMAIN"
+	InvalidRequest    Reason = "INVALID_REQUEST"
+)
+
+// Class is the class of a store failure as logs and the label class show it; empty when the store did not fail.
+type Class string
+
+// The classes.
+const (
+	ClassTimeout     Class = "REDIS_TIMEOUT"
+	ClassUnavailable Class = "REDIS_UNAVAILABLE"
+	ClassError       Class = "REDIS_ERROR"
+)
+
+// Source says what decided.
+type Source string
+
+// The sources.
+const (
+	SourceNone      Source = "none"
+	SourceStore     Source = "store"
+	SourceEmergency Source = "emergency"
+	SourceDenyCache Source = "deny_cache"
+)
+
+// Service is the gRPC service a request came through; it is the label service.
+type Service string
+
+// The services.
+const (
+	ServiceRateLimit Service = "ratelimit"
+	ServiceAuthz     Service = "ext_authz"
+)
+
+// Request is one ShouldRateLimit question. Everything in it is the caller's word.
+type Request struct {
+	Domain      string
+	Descriptors []Descriptor
+	Hits        uint64 // request-level hits_addend; 0 means 1
+}
+
+// Descriptor is one descriptor of a Request.
+type Descriptor struct {
+	Entries  []Entry
+	Hits     uint64 // used when HasHits; 0 is a peek
+	HasHits  bool
+	Negative bool // is_negative_hits: a refund
+	Override bool // the caller sent a limit of its own
+}
+
+// Entry is one key and value of a Descriptor.
+type Entry struct{ Key, Value string }
+
+// Status is the answer to one descriptor, or to the limits of one Check.
+type Status struct {
+	OverLimit bool
+	Limit     *Limit        // the limit that speaks for the descriptor; nil when none applied
+	Remaining int64         // see algorithms.Verdict
+	Reset     time.Duration // until as if untouched; < 0: never. On denial at least 1 s once it is shown
+}
+
+// Limit describes a limit to the caller.
+type Limit struct {
+	Name string          // "<endpoint id>" or "<endpoint id>:<limit name>"; visible ASCII
+	Rule algorithms.Rule // capacity or limit, window
+}
+
+// Result is the answer to one request.
+type Result struct {
+	Allowed    bool
+	Reason     Reason
+	Class      Class
+	Source     Source
+	DecisionID string // 32 hex characters; empty when no policy was reached
+	Statuses   []Status
+	// RetryAfter is the exact wait after which the same request fits, the largest of the denying limits'; < 0: unknown or
+	// never; 0 when allowed.
+	RetryAfter time.Duration
+	Policy     string // the policy and limit that denied, else the policy that was asked: as Limit.Name
+	Document   bool   // the refusal carries the error document (native domains)
+}
