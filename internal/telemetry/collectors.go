@@ -1,0 +1,153 @@
+package telemetry
+
+import (
+	"runtime/debug"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+)
+
+// The states of a breaker, as rls.Breaker names them.
+const (
+	breakerClosed   = "closed"
+	breakerOpen     = "open"
+	breakerHalfOpen = "half-open"
+)
+
+var breakerStates = [...]string{breakerClosed, breakerOpen, breakerHalfOpen}
+
+// WatchBreaker shows the breaker's state, asked anew at each scrape, so that the metric cannot differ from the state.
+// Call it once.
+func (r *Recorder) WatchBreaker(state func() string) { r.reg.MustRegister(breakerCollector(state)) }
+
+type breakerCollector func() string
+
+var breakerDesc = prometheus.NewDesc("sentinel_breaker_state",
+	"1 for the state that the store's circuit breaker is in.", []string{"state"}, nil)
+
+func (c breakerCollector) Describe(out chan<- *prometheus.Desc) { out <- breakerDesc }
+
+func (c breakerCollector) Collect(out chan<- prometheus.Metric) {
+	now := c()
+	for _, state := range breakerStates {
+		out <- prometheus.MustNewConstMetric(breakerDesc, prometheus.GaugeValue, oneIf(state == now), state)
+	}
+}
+
+func oneIf(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// WatchMemoryStore shows how full the memory store is and how many takes fell to its overflow buckets, both asked anew at
+// each scrape. Call it once.
+func (r *Recorder) WatchMemoryStore(buckets, overflowed func() float64) {
+	r.reg.MustRegister(
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "sentinel_memory_store_buckets",
+			Help: "Buckets that the memory store keeps.",
+		}, buckets),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "sentinel_memory_store_overflow_total",
+			Help: "Takes on a new key that found the memory store full and shared their limit's overflow bucket.",
+		}, overflowed),
+	)
+}
+
+// Policies describes the active policy set.
+type Policies struct {
+	Hash      string // of the files' content
+	Loaded    time.Time
+	Endpoints int
+}
+
+// PoliciesLoaded shows a new active set. Call it before Engine.Use, which states the emergency bounds anew: those of
+// the set before become 0 here, so that an endpoint that lost its cap does not keep showing one.
+func (r *Recorder) PoliciesLoaded(p Policies) {
+	r.endpoints.Range(func(_, e any) bool {
+		e.(*endpoint).EmergencyBound(0, 0)
+		return true
+	})
+	r.policies.active.Store(&p)
+}
+
+type policiesCollector struct{ active atomic.Pointer[Policies] }
+
+var (
+	policiesInfoDesc = prometheus.NewDesc("sentinel_policies_info",
+		"1, with the hash of the active policy files; replicas with different hashes decide differently.", []string{"hash"}, nil)
+	policiesLoadedDesc = prometheus.NewDesc("sentinel_policies_loaded_timestamp_seconds",
+		"When the active policies were loaded.", nil, nil)
+	policiesEndpointsDesc = prometheus.NewDesc("sentinel_policies_endpoints",
+		"Endpoints of the active policies.", nil, nil)
+)
+
+func (c *policiesCollector) Describe(out chan<- *prometheus.Desc) {
+	out <- policiesInfoDesc
+	out <- policiesLoadedDesc
+	out <- policiesEndpointsDesc
+}
+
+func (c *policiesCollector) Collect(out chan<- prometheus.Metric) {
+	p := c.active.Load()
+	if p == nil {
+		return
+	}
+	out <- prometheus.MustNewConstMetric(policiesInfoDesc, prometheus.GaugeValue, 1, label(p.Hash))
+	out <- prometheus.MustNewConstMetric(policiesLoadedDesc, prometheus.GaugeValue, float64(p.Loaded.UnixMilli())/1000)
+	out <- prometheus.MustNewConstMetric(policiesEndpointsDesc, prometheus.GaugeValue, float64(p.Endpoints))
+}
+
+// RegisterProcess adds the standard metrics of the process and the Go runtime (go_*, process_*) and sentinel_build_info.
+func RegisterProcess(reg prometheus.Registerer, b Build) {
+	reg.MustRegister(
+		collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name:        "sentinel_build_info",
+			Help:        "1, with the version of the running binary.",
+			ConstLabels: prometheus.Labels{"version": label(b.Version), "revision": label(b.Revision), "go_version": label(b.Go)},
+		}, func() float64 { return 1 }),
+	)
+}
+
+// Build describes the running binary.
+type Build struct {
+	Version  string // of the module; "devel" for a build from a checkout
+	Revision string // of the checkout, with +dirty when it was changed; "unknown" when the build did not record it
+	Go       string
+}
+
+// ReadBuild returns what the linker recorded. A version that is not empty, set with -ldflags, wins.
+func ReadBuild(version string) Build {
+	b := Build{Version: "devel", Revision: "unknown"}
+	info, ok := debug.ReadBuildInfo()
+	if ok {
+		b.Go = info.GoVersion
+		if v := info.Main.Version; v != "" && v != "(devel)" {
+			b.Version = v
+		}
+		b.Revision = revision(info.Settings)
+	}
+	if version != "" {
+		b.Version = version
+	}
+	return b
+}
+
+func revision(settings []debug.BuildSetting) string {
+	rev, dirty := "unknown", ""
+	for _, s := range settings {
+		switch {
+		case s.Key == "vcs.revision" && s.Value != "":
+			rev = s.Value
+		case s.Key == "vcs.modified" && s.Value == "true":
+			dirty = "+dirty"
+		}
+	}
+	return rev + dirty
+}

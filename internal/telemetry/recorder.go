@@ -1,0 +1,215 @@
+// Package telemetry turns what happens in the process into metrics and log records.
+//
+// Metrics are Prometheus metrics with the names of docs/metrics.md, registered on an injected registry. Label values come
+// from configuration or from closed sets, never from a request. The series of an endpoint are resolved when policies load,
+// so that the request path only adds numbers.
+package telemetry
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/sentinel-rls/sentinel-rls/rls"
+)
+
+// Config is what a Recorder is made of.
+type Config struct {
+	Registerer prometheus.Registerer // required; a second Recorder on the same one panics
+	Log        *slog.Logger          // required
+
+	// DenialsPerSecond is how many denials of one endpoint and reason are logged within a second; the others are counted
+	// and their number stands in the next record as `suppressed`. 10 when 0.
+	DenialsPerSecond int
+	// DenialQueue is how many denial records may wait for the log's writer; a record beyond that counts as suppressed.
+	// 1024 when 0.
+	DenialQueue int
+}
+
+// Recorder implements rls.Recorder and takes the observations of the stores, the breaker and the gRPC server. Safe for
+// concurrent use. No method waits for the log: denials are written by Run.
+type Recorder struct {
+	metrics   metrics
+	reg       prometheus.Registerer
+	log       *slog.Logger
+	denials   *denialLog
+	endpoints sync.Map // endpoint id → *endpoint; grows when policies load only
+	stray     endpointSamplers
+	policies  policiesCollector
+}
+
+var (
+	_ rls.Recorder         = (*Recorder)(nil)
+	_ rls.EndpointRecorder = (*endpoint)(nil)
+)
+
+// New registers every metric that needs no source. The series of closed label sets exist from here on with value 0.
+func New(cfg Config) *Recorder {
+	r := &Recorder{metrics: newMetrics(cfg.Registerer), reg: cfg.Registerer, log: cfg.Log}
+	r.denials = newDenialLog(cfg, r.metrics.denialsSuppressed)
+	cfg.Registerer.MustRegister(&r.policies)
+	return r
+}
+
+// Run writes the denial log until ctx is done, then writes what is queued and returns. One Run per Recorder.
+func (r *Recorder) Run(ctx context.Context) error { return r.denials.run(ctx) }
+
+// Endpoint returns the recorder of one endpoint id, the same one for the same id: reloading policies keeps its series.
+func (r *Recorder) Endpoint(endpointID string) rls.EndpointRecorder {
+	if known, ok := r.endpoints.Load(endpointID); ok {
+		return known.(*endpoint)
+	}
+	e, _ := r.endpoints.LoadOrStore(endpointID, newEndpoint(&r.metrics, label(endpointID)))
+	return e.(*endpoint)
+}
+
+// StoreFailure counts one request whose store call failed.
+func (r *Recorder) StoreFailure(class rls.Class) { r.metrics.storeFailures.add(class, 1) }
+
+// UnknownEndpoint counts a request without a known endpoint.
+func (r *Recorder) UnknownEndpoint(service rls.Service) { r.metrics.unknownEndpoint.add(service, 1) }
+
+// UnknownDomain counts a request for a domain that no policy names.
+func (r *Recorder) UnknownDomain(service rls.Service) { r.metrics.unknownDomain.add(service, 1) }
+
+// Unauthenticated counts a refused or missing credential.
+func (r *Recorder) Unauthenticated(service rls.Service) { r.metrics.unauthenticated.add(service, 1) }
+
+// Ignored counts n parts of a request that a native domain does not honour.
+func (r *Recorder) Ignored(what rls.Ignored, n int) { r.metrics.ignored.add(what, n) }
+
+// RequestRefused counts a request beyond one of the caps.
+func (r *Recorder) RequestRefused(bound rls.Bound) { r.metrics.requestsRefused.add(bound, 1) }
+
+// Healed counts unreadable stored values that were overwritten.
+func (r *Recorder) Healed(n int) { r.metrics.healed.Add(float64(max(n, 0))) }
+
+// ClockBehind counts an answer of a store whose clock stands before a stored time.
+func (r *Recorder) ClockBehind() { r.metrics.clockBehind.Inc() }
+
+// Denied queues the denial's log record, or counts it as suppressed. It never waits.
+func (r *Recorder) Denied(d rls.Denial) {
+	samplers := &r.stray
+	if e, ok := r.endpoints.Load(d.EndpointID); ok {
+		samplers = &e.(*endpoint).samplers
+	}
+	r.denials.offer(samplers.of(d.Reason), d)
+}
+
+// Late counts an answer that left after its deadline.
+func (r *Recorder) Late(service rls.Service) { r.metrics.late.add(service, 1) }
+
+// Repaired counts a message with invalid UTF-8 that was repaired before it was read.
+func (r *Recorder) Repaired() { r.metrics.repaired.Inc() }
+
+// Fault names an error of sentinel itself; it is a label value.
+type Fault string
+
+// The faults.
+const (
+	FaultPanic    Fault = "panic"    // a handler panicked
+	FaultResponse Fault = "response" // a handler's answer was nil, zero or contradicted itself
+	FaultReason   Fault = "reason"   // a decision with a reason that is none of the contract's
+)
+
+// InternalFault counts an error of sentinel itself.
+func (r *Recorder) InternalFault(f Fault) { r.metrics.faults.add(f, 1) }
+
+// RoundTrip records one round trip to the store: how many groups it carried, how long it took, whether it succeeded.
+func (r *Recorder) RoundTrip(groups int, took time.Duration, ok bool) {
+	r.metrics.batchSize.Observe(float64(groups))
+	if ok {
+		r.metrics.roundTripOK.Observe(took.Seconds())
+	} else {
+		r.metrics.roundTripFailed.Observe(took.Seconds())
+	}
+}
+
+// ScriptLoaded counts a script sent to the store because it was not there.
+func (r *Recorder) ScriptLoaded() { r.metrics.scriptLoads.Inc() }
+
+// BreakerChanged counts and logs a transition of the store's breaker.
+func (r *Recorder) BreakerChanged(from, to string) {
+	r.metrics.transitions.add(to, 1)
+	level := slog.LevelInfo
+	if to == breakerOpen {
+		level = slog.LevelWarn
+	}
+	r.log.LogAttrs(context.Background(), level, "breaker changed", slog.String("from", from), slog.String("to", to))
+}
+
+// label makes a configured text a legal label value: Prometheus panics on invalid UTF-8.
+func label(text string) string { return strings.ToValidUTF8(text, "\uFFFD") }
+
+// endpoint records one endpoint's decisions on series that were resolved when it was made.
+type endpoint struct {
+	decisions  [len(reasons)]prometheus.Counter
+	latency    [len(reasons)]prometheus.Observer
+	admissions prometheus.Counter
+	shadow     prometheus.Counter
+	cost       prometheus.Counter
+	capacity   prometheus.Gauge
+	refill     prometheus.Gauge
+	faults     *closedCounter[Fault]
+	samplers   endpointSamplers
+}
+
+func newEndpoint(m *metrics, id string) *endpoint {
+	e := &endpoint{
+		admissions: m.emergencyAdmissions.WithLabelValues(id),
+		shadow:     m.shadowDenials.WithLabelValues(id),
+		cost:       m.costRefused.WithLabelValues(id),
+		capacity:   m.emergencyCapacity.WithLabelValues(id),
+		refill:     m.emergencyRefill.WithLabelValues(id),
+		faults:     &m.faults,
+	}
+	for i, reason := range reasons {
+		e.decisions[i] = m.decisions.WithLabelValues(id, string(reason))
+		e.latency[i] = m.latency.WithLabelValues(id, string(reason))
+	}
+	return e
+}
+
+// Decision counts one decision and its latency.
+func (e *endpoint) Decision(reason rls.Reason, latency time.Duration) {
+	i, ok := reasonIndex(reason)
+	if !ok {
+		e.faults.add(FaultReason, 1)
+		return
+	}
+	e.decisions[i].Inc()
+	e.latency[i].Observe(float64(latency) / float64(time.Microsecond))
+}
+
+// EmergencyAdmission counts an admission by the emergency limiter.
+func (e *endpoint) EmergencyAdmission() { e.admissions.Inc() }
+
+// ShadowDenial counts what a shadow policy would have denied.
+func (e *endpoint) ShadowDenial() { e.shadow.Inc() }
+
+// CostRefused counts a descriptor that asked for more than a limit's max_cost.
+func (e *endpoint) CostRefused() { e.cost.Inc() }
+
+// EmergencyBound shows the emergency cap of this process; zeros for an endpoint without one.
+func (e *endpoint) EmergencyBound(capacity, refillPerSecond float64) {
+	e.capacity.Set(capacity)
+	e.refill.Set(refillPerSecond)
+}
+
+// reasons are the values of the label decision_reason.
+var reasons = [...]rls.Reason{
+	rls.Allowed, rls.RateLimited, rls.EmergencyLocalLimit, rls.CircuitOpen, rls.FailClosed,
+}
+
+func reasonIndex(r rls.Reason) (int, bool) {
+	for i, known := range reasons {
+		if r == known {
+			return i, true
+		}
+	}
+	return 0, false
+}
