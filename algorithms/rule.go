@@ -13,6 +13,12 @@ import (
 // Micros is a point in time in microseconds since the Unix epoch, or a span in microseconds where a name says so.
 type Micros int64
 
+// Duration returns the span m. It is exact up to 292 years.
+func (m Micros) Duration() time.Duration { return time.Duration(m) * time.Microsecond }
+
+// wholeMillis returns the span m, rounded up to whole milliseconds: the unit in which servers expire keys.
+func (m Micros) wholeMillis() time.Duration { return time.Duration((m+999)/1000) * time.Millisecond }
+
 // Kind names an algorithm. The zero Kind is invalid.
 type Kind uint8
 
@@ -59,25 +65,303 @@ const Never time.Duration = -1
 type Verdict struct {
 	Allowed    bool
 	Remaining  int64         // whole tokens or hits left: after an admission in the new state, after a denial unspent
-	RetryAfter time.Duration // 0 when allowed; otherwise the exact wait (whole µs) until the same cost fits; < 0: never
+	RetryAfter time.Duration // 0 when allowed (a charge: see Charge); else the exact wait until the same cost fits; < 0: never
 	ResetAfter time.Duration // until the bucket is as if untouched; 0: it is; < 0: never
 }
 
 // ErrInvalidRule is wrapped by every error of the rule constructors.
 var ErrInvalidRule = errors.New("invalid rule")
 
-// Rate is a refill of Tokens per Seconds, reduced to lowest terms. It is also µtok per µs, so nothing is rounded.
-// The zero Rate never refills.
-type Rate struct {
-	Tokens  int64 // N
-	Seconds int64 // S; at least 1 unless Tokens is 0
-}
+// Bounds of the rules. Up to them the scripts' arithmetic on doubles is exact; docs/algorithms.md derives them.
+const (
+	MaxCapacity  int64         = 4_503_599_627                  // tokens; in µtok just below 2^52
+	MaxLimit     int64         = 1<<32 - 1                      // hits per window
+	MinWindow    time.Duration = time.Millisecond               // and whole microseconds
+	MaxWindow    time.Duration = (1<<48 - 1) * time.Microsecond // 8.9 years
+	MaxRate      int64         = 1 << 52                        // N·S of a refill of N tokens per S seconds, reduced
+	MaxFill      time.Duration = (1 << 52) * time.Microsecond   // from empty to full, 142 years
+	MaxClockSkew Micros        = 3600 * 1_000_000               // a stored time further ahead than this is unreadable
+)
 
-// Rule is one algorithm with its numbers. Rules are comparable and immutable; the zero Rule is invalid and panics when
-// it is asked. Build it with NewTokenBucket or NewSlidingWindow.
+// micro is the number of µtok in a token, and of µs in a second.
+const micro = 1_000_000
+
+// Rule is one algorithm with its numbers. Rules are comparable and immutable, their methods are pure and safe for
+// concurrent use; the zero Rule is invalid and panics when it is asked. Build it with NewTokenBucket or
+// NewSlidingWindow.
+//
+// Every method takes the bucket's stored state and the time now (≥ 0). A state that Valid refuses is read as absent,
+// as the scripts read it. A cost must be positive: callers turn what a client sends into a positive number before they
+// ask, so a cost of 0 or less is a bug of the program and panics.
 type Rule struct {
 	kind   Kind
 	limit  int64 // token bucket: capacity in tokens. windows: hits per window
 	refill Rate
 	window Micros
+}
+
+// Kind returns the algorithm; the invalid zero Kind for the zero Rule.
+func (r Rule) Kind() Kind { return r.kind }
+
+// Limit returns the capacity in tokens of a token bucket, or the hits per window of a window algorithm.
+func (r Rule) Limit() int64 { return r.limit }
+
+// Refill returns the refill of a token bucket, reduced; the zero Rate for window algorithms.
+func (r Rule) Refill() Rate { return r.refill }
+
+// Window returns the length of the window in µs; 0 for a token bucket.
+func (r Rule) Window() Micros { return r.window }
+
+// Take spends cost if it fits, else it returns s as it is.
+func (r Rule) Take(s State, now Micros, cost int64) (State, Verdict) {
+	stored := r.read(s, now)
+	at := r.advance(stored, now)
+	if !r.fits(at, now, cost) {
+		return s, r.unspent(stored, at, now, cost)
+	}
+	at = r.spend(at, cost)
+	return at, Verdict{Allowed: true, Remaining: r.remaining(at, now), ResetAfter: r.reset(at, now)}
+}
+
+// Charge records a cost that was already used: windows count it in full even above the limit (up to MaxLimit), a token
+// bucket goes down to 0 at most. Allowed says whether it fitted; everything else, RetryAfter too, is what a Peek at the
+// same cost answers on the state after, so an allowed charge that used the bucket up says when the next one fits.
+func (r Rule) Charge(s State, now Micros, cost int64) (State, Verdict) {
+	at := r.advance(r.read(s, now), now)
+	fitted := r.fits(at, now, cost)
+	at = r.spend(at, cost)
+	v := r.unspent(at, at, now, cost)
+	v.Allowed = fitted
+	return at, v
+}
+
+// Peek answers whether a take of cost would fit, and spends nothing. It is also the verdict on a take that fits in a
+// group that was denied.
+func (r Rule) Peek(s State, now Micros, cost int64) Verdict {
+	stored := r.read(s, now)
+	return r.unspent(stored, r.advance(stored, now), now, cost)
+}
+
+// Refund gives n back, never above full. A window algorithm gives it back in the window that starts at window (0: the
+// current one), not below 0 hits; a window that is gone leaves s as it is, and so does an absent bucket, which is full.
+func (r Rule) Refund(s State, now Micros, n int64, window Micros) State {
+	mustBePositive(n)
+	if !s.Present || !r.Valid(s, now) {
+		return s
+	}
+	at, paid := r.give(r.advance(r.read(s, now), now), n, window)
+	if !paid {
+		return s
+	}
+	return at
+}
+
+// Verdict returns the answer that op gives on the stored state s: Take's, Charge's or Peek's. A refund is always
+// allowed; its verdict describes the bucket after n = cost was given back, in the current window.
+func (r Rule) Verdict(op Op, s State, now Micros, cost int64) Verdict {
+	switch op {
+	case OpTake:
+		_, v := r.Take(s, now, cost)
+		return v
+	case OpCharge:
+		_, v := r.Charge(s, now, cost)
+		return v
+	case OpPeek:
+		return r.Peek(s, now, cost)
+	case OpRefund:
+		stored := r.read(r.Refund(s, now, cost, 0), now)
+		return Verdict{Allowed: true, Remaining: r.remaining(r.advance(stored, now), now), ResetAfter: r.reset(stored, now)}
+	}
+	panic("algorithms: invalid Op")
+}
+
+// Apply returns the state that op leaves when it is carried out: a take spends if it fits, a charge is recorded, a
+// refund paid, a peek changes nothing. When the result equals s, nothing needs to be written. window is Refund's.
+func (r Rule) Apply(op Op, s State, now Micros, cost int64, window Micros) State {
+	switch op {
+	case OpTake:
+		s, _ = r.Take(s, now, cost)
+		return s
+	case OpCharge:
+		s, _ = r.Charge(s, now, cost)
+		return s
+	case OpPeek:
+		return s
+	case OpRefund:
+		return r.Refund(s, now, cost, window)
+	}
+	panic("algorithms: invalid Op")
+}
+
+// Fits reports whether a take of cost would be admitted.
+func (r Rule) Fits(s State, now Micros, cost int64) bool {
+	return r.fits(r.advance(r.read(s, now), now), now, cost)
+}
+
+// Advance returns the state as it reads at now: refilled, or rolled over to the window of now. It is present, also for
+// an absent s. It is idempotent, but not for storing: a token bucket would lose the fraction of a µtok.
+func (r Rule) Advance(s State, now Micros) State { return r.advance(r.read(s, now), now) }
+
+// Untouched reports whether s answers everything exactly as an absent bucket does, so that it may be dropped.
+func (r Rule) Untouched(s State, now Micros) bool { return r.Advance(s, now) == r.fresh(now) }
+
+// Expiry returns the time to live of a bucket that is written with state s at now, in whole milliseconds: until it is
+// full again and a second more (366 days when it never refills), or a second past the end of the next window.
+func (r Rule) Expiry(s State, now Micros) time.Duration {
+	s = r.Advance(s, now)
+	switch r.kind {
+	case TokenBucket:
+		return r.bucketExpiry(s, now)
+	case SlidingWindow:
+		return r.slidingExpiry(s, now)
+	}
+	panic(zeroRule)
+}
+
+// Valid reports whether the scripts can read s: numbers in range, a window start on the grid, and no time more than
+// MaxClockSkew ahead of now. An absent state is valid. A token bucket's Level may exceed the capacity, which is then
+// read as the capacity (an operator lowered it).
+func (r Rule) Valid(s State, now Micros) bool {
+	if !s.Present {
+		return s == State{}
+	}
+	if s.At < 0 || s.At-now > MaxClockSkew {
+		return false
+	}
+	switch r.kind {
+	case TokenBucket:
+		return s.Previous == 0 && s.Level >= 0 && s.Level <= MaxCapacity*micro
+	case SlidingWindow:
+		return s.Level >= 0 && s.Level <= MaxLimit && s.Previous >= 0 && s.Previous <= MaxLimit && s.At%r.window == 0
+	}
+	panic(zeroRule)
+}
+
+// unspent is the verdict on a bucket that is left as it is: stored as read, at the same advanced to now.
+func (r Rule) unspent(stored, at State, now Micros, cost int64) Verdict {
+	v := Verdict{Allowed: r.fits(at, now, cost), Remaining: r.remaining(at, now), ResetAfter: r.reset(stored, now)}
+	if !v.Allowed {
+		v.RetryAfter = r.retry(stored, now, cost)
+	}
+	return v
+}
+
+// What follows is what an algorithm is made of. One file per algorithm holds its side of each; states are present and
+// valid from here on.
+
+const zeroRule = "algorithms: zero Rule: build it with NewTokenBucket or NewSlidingWindow"
+
+func mustBePositive(cost int64) {
+	if cost <= 0 {
+		panic("algorithms: cost must be positive")
+	}
+}
+
+// fresh is the bucket that was never used.
+func (r Rule) fresh(now Micros) State {
+	switch r.kind {
+	case TokenBucket:
+		return State{Present: true, Level: r.limit * micro, At: now}
+	case SlidingWindow:
+		return State{Present: true, At: now - now%r.window}
+	}
+	panic(zeroRule)
+}
+
+// read is s as the rule understands it: a present state, not advanced.
+func (r Rule) read(s State, now Micros) State {
+	if !s.Present || !r.Valid(s, now) {
+		return r.fresh(now)
+	}
+	if r.kind == TokenBucket {
+		s.Level = min(s.Level, r.limit*micro)
+	}
+	return s
+}
+
+// advance refills or rolls over.
+func (r Rule) advance(s State, now Micros) State {
+	switch r.kind {
+	case TokenBucket:
+		return r.refilled(s, now)
+	case SlidingWindow:
+		return r.rolled(s, now)
+	}
+	panic(zeroRule)
+}
+
+// fits reports whether cost fits into the advanced state s.
+func (r Rule) fits(s State, now Micros, cost int64) bool {
+	mustBePositive(cost)
+	if cost > r.limit { // before anything is multiplied
+		return false
+	}
+	switch r.kind {
+	case TokenBucket:
+		return s.Level >= cost*micro
+	case SlidingWindow:
+		return r.slidingFits(s, now, cost)
+	}
+	panic(zeroRule)
+}
+
+// spend takes cost out of the advanced state s, as far as s can record it.
+func (r Rule) spend(s State, cost int64) State {
+	switch r.kind {
+	case TokenBucket:
+		s.Level = max(0, s.Level-min(cost, r.limit)*micro)
+		return s
+	case SlidingWindow:
+		s.Level = min(MaxLimit, s.Level+min(cost, MaxLimit))
+		return s
+	}
+	panic(zeroRule)
+}
+
+// give puts n back into the advanced state s; false: the window is gone.
+func (r Rule) give(s State, n int64, window Micros) (State, bool) {
+	switch r.kind {
+	case TokenBucket:
+		s.Level = min(r.limit*micro, s.Level+min(n, r.limit)*micro)
+		return s, true
+	case SlidingWindow:
+		return r.slidingGive(s, n, window)
+	}
+	panic(zeroRule)
+}
+
+// remaining is what is left in the advanced state s.
+func (r Rule) remaining(s State, now Micros) int64 {
+	switch r.kind {
+	case TokenBucket:
+		return s.Level / micro
+	case SlidingWindow:
+		return r.slidingRemaining(s, now)
+	}
+	panic(zeroRule)
+}
+
+// retry is the wait until cost, which does not fit, will.
+func (r Rule) retry(s State, now Micros, cost int64) time.Duration {
+	if cost > r.limit {
+		return Never
+	}
+	switch r.kind {
+	case TokenBucket:
+		return r.untilLevel(s, now, cost*micro)
+	case SlidingWindow:
+		return r.slidingRetry(s, now, cost)
+	}
+	panic(zeroRule)
+}
+
+// reset is the wait until s is as if untouched.
+func (r Rule) reset(s State, now Micros) time.Duration {
+	switch r.kind {
+	case TokenBucket:
+		return r.untilLevel(s, now, r.limit*micro)
+	case SlidingWindow:
+		return r.slidingReset(s, now)
+	}
+	panic(zeroRule)
 }
