@@ -1,0 +1,81 @@
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+MAKEFLAGS += --warn-undefined-variables --no-builtin-rules --no-print-directory
+
+ONCE ?=
+ARGS ?=
+DRILL ?=
+CHECKS ?= 3000
+SEED ?=
+CI ?=
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+
+# -race needs a C compiler; without one the tests still run, and say so.
+RACE := $(if $(shell command -v "$$(go env CC)" 2>/dev/null),-race)
+
+.PHONY: help
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+
+.PHONY: demo
+demo: servers build ## Play the story through a real Envoy, then stay up (ONCE=1: exit instead)
+	go run ./test/demo $(if $(ONCE),-once)
+
+.PHONY: test
+test: servers ## Every test: unit, property, parity, store suite, gRPC, and end to end through a real Envoy
+ifeq ($(RACE),)
+	@echo '!!! no C compiler: the race detector is OFF' >&2
+	@[ '$(CI)' != true ]
+endif
+	go test $(RACE) -shuffle=on -count=1 ./...
+
+.PHONY: bench
+bench: servers ## Throughput, CPU per call and memory beside a bare gRPC server (ARGS=… for the program)
+	go run ./test/bench $(ARGS)
+
+.PHONY: chaos
+chaos: servers ## Failure drills against a real server (DRILL=frozen for one of them)
+	go run ./test/chaos -drill "$(DRILL)"
+
+.PHONY: parity
+parity: servers ## Scripts against the Go rules on real servers (CHECKS=3000 SEED=n)
+	PARITY_CHECKS='$(CHECKS)' PARITY_SEED='$(SEED)' go test -run TestParity -v -count=1 -timeout 60m ./lua/
+
+.PHONY: cases
+cases: servers ## Each fault case: its test and result, or why it does not apply
+	go run ./test/cases
+
+.PHONY: lint
+lint: ## vet, go fix, staticcheck, gofumpt, tidy, import rule, shell syntax
+	go vet ./...
+	go fix -diff ./...
+	go mod tidy -diff
+	go -C tools mod tidy -diff
+	go tool -modfile=tools/go.mod staticcheck ./...
+	@unformatted=$$(go tool -modfile=tools/go.mod gofumpt -l .); \
+	if [ -n "$$unformatted" ]; then printf 'not gofumpt-formatted:\n%s\n' "$$unformatted" >&2; exit 1; fi
+	bash -n .ci/run tools/fetch
+	go test -count=1 ./internal/project
+
+.PHONY: tools
+tools: ## Put what PATH lacks of Envoy 1.40, Valkey 9 and Redis into .tools/
+	tools/fetch
+
+# As tools, but a server that cannot be had is an error only in CI: elsewhere its tests are skipped and say so.
+.PHONY: servers
+servers:
+	@tools/fetch || { echo '!!! a server is missing: what needs it will be skipped' >&2; [ '$(CI)' != true ]; }
+
+.PHONY: build
+build: ## Build bin/sentinel-rls
+	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/sentinel-rls ./cmd/sentinel-rls
+
+.PHONY: run
+run: build ## Serve with the memory store and a built-in demo policy (ARGS=… to add flags)
+	bin/sentinel-rls serve $(ARGS)
+
+.PHONY: clean
+clean: ## Remove what was built and fetched
+	rm -rf bin .tools out
