@@ -1,0 +1,414 @@
+// Package config reads the process configuration: what a running sentinel-rls is told once, at start. Policies are
+// package descriptors' and change while it runs.
+//
+// A value comes from, strongest first: a flag, the environment, the file, [Default]. The file is strict YAML; every
+// problem in every source is reported at once, with its place and a way to mend it. The environment variable of a field
+// is SENTINEL_ and its YAML path in upper case, joined by _: SENTINEL_REDIS_URL is redis.url.
+//
+// The doc comments of [Config] and of the types below are the manual: docs/config.md is generated from them.
+package config
+
+import "time"
+
+// Config is the process configuration. It is complete and consistent when [Load] returned it without an error; it is
+// never modified after that.
+type Config struct {
+	// The gRPC server that Envoy calls: RateLimitService, ext_authz and health on one port.
+	GRPC GRPC `yaml:"grpc"`
+
+	// The HTTP server for operators: metrics, health, diagnostics.
+	Admin Admin `yaml:"admin"`
+
+	// Policy files, and directories whose *.yaml, *.yml and *.json files are read. With none, nothing is limited and every
+	// Check is answered as an unknown endpoint.
+	Policies []string `yaml:"policies" kind:"path"`
+
+	// How ext_authz finds its policies.
+	Authz Authz `yaml:"authz"`
+
+	// The answer to a known native domain when the descriptors name no endpoint, or one without a policy: over_limit or
+	// ok. Set ok while a domain's endpoints are still being written down; each such call is counted either way.
+	UnknownEndpoint string `yaml:"unknown_endpoint" enum:"over_limit,ok"`
+
+	// The answer to a domain that no policy file names: ok or over_limit. Envoy may ask about domains that other rate
+	// limit services own, so ok is the default; set over_limit when this is the only one.
+	UnknownDomain string `yaml:"unknown_domain" enum:"ok,over_limit"`
+
+	// What the parts of a request and of an answer are called. Change one when it clashes with a name in your Envoy
+	// configuration.
+	Names Names `yaml:"names"`
+
+	// How much one rate limit request may carry. A request beyond a bound is refused (over limit) and counted.
+	Bounds Bounds `yaml:"bounds"`
+
+	// The shared store. Without redis.url the limits are kept in this process's memory.
+	Redis Redis `yaml:"redis"`
+
+	// The store that is used without redis.url. Its limits hold per process.
+	Memory Memory `yaml:"memory"`
+
+	// How an answer is kept inside the caller's deadline.
+	Guard Guard `yaml:"guard"`
+
+	// When the store is left alone because it does not answer.
+	Breaker Breaker `yaml:"breaker"`
+
+	// Bearer tokens, which name the tenant of endpoints with identity tenant_jwt.
+	JWT JWT `yaml:"jwt"`
+
+	// Callers of endpoints with identity anonymous.
+	Anonymous Anonymous `yaml:"anonymous"`
+
+	// Where ext_authz reads the client's address, for limits with the scope client_ip.
+	ClientAddress ClientAddress `yaml:"client_address"`
+
+	// The log, on standard error.
+	Log Log `yaml:"log"`
+
+	// What happens on SIGTERM.
+	Shutdown Shutdown `yaml:"shutdown"`
+}
+
+// GRPC is the server that Envoy calls.
+type GRPC struct {
+	// Host and port to listen on; an empty host means every address.
+	Address string `yaml:"address"`
+
+	// The largest message in bytes, 1024 to 67108864. Raise it when ext_authz sends large request bodies.
+	MaxRecvBytes int `yaml:"max_recv_bytes"`
+
+	// Calls in flight on one connection, 1 to 1000000. Envoy keeps one connection per worker thread and opens another
+	// when this is reached.
+	MaxConcurrentStreams int `yaml:"max_concurrent_streams"`
+
+	// Pings and the age of connections.
+	Keepalive Keepalive `yaml:"keepalive"`
+
+	// Whether gRPC reflection is served, which lets tools like grpcurl list the services without their proto files. Anyone
+	// who reaches the port may then ask.
+	Reflection bool `yaml:"reflection"`
+}
+
+// Keepalive is how connections are kept and ended.
+type Keepalive struct {
+	// The shortest time between two pings of a client, 1s to 1h. An Envoy whose connection_keepalive.interval is shorter has its
+	// connections closed (too_many_pings).
+	MinTime time.Duration `yaml:"min_time"`
+
+	// How long a connection may be idle before the server pings it, 1s to 2h.
+	Time time.Duration `yaml:"time"`
+
+	// How long that ping may stay unanswered before the connection is closed, 1s to 1h.
+	Timeout time.Duration `yaml:"timeout"`
+
+	// How old a connection may become before it is closed in good order, 10s to 24h. Envoy then connects anew, which spreads its
+	// calls over replicas that started later.
+	MaxConnectionAge time.Duration `yaml:"max_connection_age"`
+
+	// How long calls on such a connection may still run, 1s to 1h.
+	MaxConnectionAgeGrace time.Duration `yaml:"max_connection_age_grace"`
+}
+
+// Admin is the HTTP server for operators.
+type Admin struct {
+	// Host and port to listen on. Metrics and health have no password, so keep it on loopback or behind a network policy; set
+	// 0.0.0.0:9091 in a container whose probes and scrapes come from outside.
+	Address string `yaml:"address"`
+
+	// A file that holds the token (Authorization: Bearer) for /policies and profiling, at least 16 characters. Without it
+	// they answer only on a loopback address.
+	TokenFile string `yaml:"token_file" kind:"path"`
+
+	// Token is what TokenFile held; empty without one.
+	Token Secret `yaml:"-"`
+}
+
+// Authz is how ext_authz finds its policies.
+type Authz struct {
+	// The native domain that ext_authz looks in. Empty: every native domain, since endpoint ids are unique over all.
+	Domain string `yaml:"domain"`
+}
+
+// Names are the names that requests and answers use.
+type Names struct {
+	// Descriptor entry keys that mean something in native domains; other entries are ignored and counted.
+	Entries EntryNames `yaml:"entries"`
+
+	// Where ext_authz finds the endpoint id: a namespace and a key of the route's metadata, or the key alone among the
+	// route's context extensions.
+	Metadata MetadataNames `yaml:"metadata"`
+
+	// Headers that sentinel-rls sets.
+	Headers HeaderNames `yaml:"headers"`
+}
+
+// EntryNames are descriptor entry keys. They are distinct.
+type EntryNames struct {
+	// The tenant.
+	Tenant string `yaml:"tenant"`
+
+	// The endpoint id.
+	EndpointID string `yaml:"endpoint_id"`
+
+	// The user within the tenant.
+	User string `yaml:"user"`
+
+	// The anonymous cookie's value.
+	Cookie string `yaml:"cookie"`
+
+	// The client's address or network; the first one present counts.
+	Address []string `yaml:"address"`
+}
+
+// MetadataNames are the place of the endpoint id in route metadata.
+type MetadataNames struct {
+	// The metadata namespace, which is also the one of the dynamic metadata that a Check answers with. Envoy sends it only when
+	// route_metadata_context_namespaces lists it.
+	Namespace string `yaml:"namespace"`
+
+	// The key within the namespace, and the name of the context extension.
+	EndpointID string `yaml:"endpoint_id"`
+}
+
+// HeaderNames are the headers that sentinel-rls sets. They are distinct and in lower case.
+type HeaderNames struct {
+	// The verified tenant, towards the upstream; a copy that the client sent is always removed.
+	Tenant string `yaml:"tenant"`
+
+	// The verified subject, towards the upstream; a copy that the client sent is always removed.
+	Subject string `yaml:"subject"`
+
+	// Why a request was refused, towards the client.
+	Reason string `yaml:"reason"`
+}
+
+// Bounds cap what one rate limit request may carry.
+type Bounds struct {
+	// Descriptors per request, 1 to 1024.
+	Descriptors int `yaml:"descriptors"`
+
+	// Entries per descriptor, 1 to 1024.
+	Entries int `yaml:"entries"`
+
+	// Bytes of one entry's key, 1 to 65536.
+	KeyBytes int `yaml:"key_bytes"`
+
+	// Bytes of one entry's value, 1 to 65536.
+	ValueBytes int `yaml:"value_bytes"`
+}
+
+// Redis is the shared store.
+type Redis struct {
+	// redis://HOST:PORT/DB, rediss:// for TLS, or unix:///PATH. Redis 6.2 or Valkey 7.2 at least, with maxmemory-policy
+	// noeviction. Empty: the memory store.
+	URL string `yaml:"url"`
+
+	// The ACL user; empty means the server's default user.
+	Username string `yaml:"username"`
+
+	// A file that holds the password. Never written into the URL, which shows up in process lists and logs.
+	PasswordFile string `yaml:"password_file" kind:"path"`
+
+	// Password is what PasswordFile held; empty without one.
+	Password Secret `yaml:"-"`
+
+	// Text before every key, so that several environments share one Redis: letters, digits and . _ : - only. Changing it
+	// starts every bucket afresh.
+	KeyPrefix string `yaml:"key_prefix"`
+
+	// The most that one store call may take, 1ms to 10s. Envoy's rate limit filter waits 20ms unless told otherwise; raise both
+	// together.
+	Budget time.Duration `yaml:"budget"`
+
+	// Workers that send batches, each on a connection of its own, 1 to 64. Measured: more than 2 gain nothing.
+	Workers int `yaml:"workers"`
+
+	// Calls that may wait for a worker, 1 to 1000000. When it is full, further calls are answered as if the store were
+	// unavailable.
+	Queue int `yaml:"queue"`
+
+	// Takes it as given that the server evicts no keys, where a managed server does not let INFO be read.
+	AssumeNoeviction bool `yaml:"assume_noeviction"`
+}
+
+// Memory is the store inside the process.
+type Memory struct {
+	// Buckets kept, 1 to 100000000, about 200 bytes each. When full, buckets that are as if untouched go first; then new keys share
+	// one bucket per limit.
+	MaxBuckets int `yaml:"max_buckets"`
+}
+
+// Guard keeps answers inside the caller's deadline.
+type Guard struct {
+	// Kept back from the caller's deadline for the way back, 0s to 1s. Never more than half of the time left.
+	Reserve time.Duration `yaml:"reserve"`
+
+	// The deadline of a call that came without one, 1ms to 1m.
+	NoDeadline time.Duration `yaml:"no_deadline"`
+}
+
+// Breaker leaves a store alone that does not answer.
+type Breaker struct {
+	// Consecutive failed round trips that open it, 1 to 1000.
+	Failures int `yaml:"failures"`
+
+	// How long it stays open before one call probes the store again, 1s to 1h.
+	Quarantine time.Duration `yaml:"quarantine"`
+}
+
+// JWT is how bearer tokens are verified.
+type JWT struct {
+	// HMAC keys, at most 16. Required as soon as an endpoint has identity tenant_jwt. Several keys let secrets rotate: add the new
+	// one, move the issuer, remove the old one.
+	Keys []JWTKey `yaml:"keys"`
+
+	// The algorithms that are accepted: HS256, HS384, HS512. A key never verifies another algorithm than its own.
+	Algorithms []string `yaml:"algorithms"`
+
+	// What a token's aud claim must contain. Empty: not checked. Set it when the issuer serves other services too, or their tokens
+	// work here.
+	Audience string `yaml:"audience"`
+
+	// What a token's iss claim must be. Empty: not checked.
+	Issuer string `yaml:"issuer"`
+
+	// How far clocks may differ when exp, nbf and iat are checked, 0s to 5m.
+	Leeway time.Duration `yaml:"leeway"`
+
+	// The claim that names the tenant. A dot steps into an object (org.id); a name that contains :// is taken whole.
+	TenantClaim string `yaml:"tenant_claim"`
+
+	// The claim that holds the scopes, as one text separated by spaces or as a list.
+	ScopeClaim string `yaml:"scope_claim"`
+}
+
+// JWTKey is one HMAC key.
+type JWTKey struct {
+	// HS256, HS384 or HS512; the only algorithm that this key verifies.
+	Algorithm string `yaml:"alg" enum:"HS256,HS384,HS512"`
+
+	// The key id that tokens name as kid. Empty: the key is tried for every token of its algorithm.
+	KeyID string `yaml:"kid"`
+
+	// A file that holds the secret: at least 32 bytes for HS256, 48 for HS384, 64 for HS512. One newline at the end is cut off.
+	SecretFile string `yaml:"secret_file" kind:"path"`
+
+	// Secret is what SecretFile held.
+	Secret Secret `yaml:"-"`
+}
+
+// Anonymous is the cookie that tells callers apart before they log in.
+type Anonymous struct {
+	// The cookie's name. With the prefix __Host- or __Secure- browsers demand cookie_secure.
+	CookieName string `yaml:"cookie_name"`
+
+	// How long a cookie is valid, in whole seconds, 1m to 9600h. A caller without a valid one is limited by address alone and gets a
+	// new one.
+	CookieTTL time.Duration `yaml:"cookie_ttl"`
+
+	// Whether the cookie is sent over HTTPS only. Set false for a test without TLS.
+	CookieSecure bool `yaml:"cookie_secure"`
+
+	// Files that hold the secrets, at least 32 bytes each, at most 8, none of them a secret of jwt.keys. The first signs; all
+	// are accepted, so put a new one first and remove the old one after cookie_ttl. Required if an endpoint has identity
+	// anonymous, and refused otherwise.
+	CookieSecretFiles []string `yaml:"cookie_secret_files" kind:"path"`
+
+	// CookieSecrets is what CookieSecretFiles held.
+	CookieSecrets []Secret `yaml:"-"`
+}
+
+// ClientAddress is where the client's address comes from.
+type ClientAddress struct {
+	// header: a request header that Envoy overwrites. peer: the connection's address as Envoy reports it. xff: X-Forwarded-For,
+	// where the peer is a trusted proxy.
+	From string `yaml:"from" enum:"header,peer,xff"`
+
+	// The header for from: header. Envoy must overwrite it on every request, or clients choose their own address.
+	Header string `yaml:"header"`
+
+	// Networks (or addresses) of the proxies whose X-Forwarded-For is believed; required for from: xff.
+	TrustedProxies []string `yaml:"trusted_proxies"`
+
+	// How many proxies of your own append to X-Forwarded-For, 1 to 16. The client is the entry that many from the right. Too few:
+	// everyone shares a proxy's bucket. Too many: clients choose their address.
+	Hops int `yaml:"hops"`
+
+	// The length in bits of the IPv6 network that counts as one client, 32 to 128. Providers hand out a /64 or more, so a longer one lets
+	// a client rotate its address.
+	IPv6Prefix int `yaml:"ipv6_prefix"`
+}
+
+// Log is what is logged and how.
+type Log struct {
+	// debug, info, warn or error.
+	Level string `yaml:"level" enum:"debug,info,warn,error"`
+
+	// json, or text for reading at a terminal.
+	Format string `yaml:"format" enum:"json,text"`
+}
+
+// Shutdown is how the process stops. Both together should stay under the platform's own limit (Kubernetes:
+// terminationGracePeriodSeconds, 30 unless set).
+type Shutdown struct {
+	// How long it keeps answering after it reported itself not ready, so that Envoy notices first, 0s to 5m.
+	DrainDelay time.Duration `yaml:"drain_delay"`
+
+	// How long calls in flight may take after that, 1s to 5m.
+	Grace time.Duration `yaml:"grace"`
+}
+
+// Default returns the configuration of a process that was told nothing: the memory store, and no policies.
+func Default() Config {
+	return Config{
+		GRPC: GRPC{
+			Address:              ":8081",
+			MaxRecvBytes:         4 << 20,
+			MaxConcurrentStreams: 1024,
+			Keepalive: Keepalive{
+				MinTime:               10 * time.Second,
+				Time:                  30 * time.Second,
+				Timeout:               5 * time.Second,
+				MaxConnectionAge:      10 * time.Minute,
+				MaxConnectionAgeGrace: 30 * time.Second,
+			},
+		},
+		Admin:           Admin{Address: "127.0.0.1:9091"},
+		UnknownEndpoint: "over_limit",
+		UnknownDomain:   "ok",
+		Names: Names{
+			Entries: EntryNames{
+				Tenant:     "tenant",
+				EndpointID: "endpoint_id",
+				User:       "user",
+				Cookie:     "cookie",
+				Address:    []string{"remote_address", "masked_remote_address"},
+			},
+			Metadata: MetadataNames{Namespace: "sentinel", EndpointID: "endpoint_id"},
+			Headers: HeaderNames{
+				Tenant:  "x-sentinel-tenant",
+				Subject: "x-sentinel-subject",
+				Reason:  "x-sentinel-reason",
+			},
+		},
+		Bounds:  Bounds{Descriptors: 64, Entries: 32, KeyBytes: 256, ValueBytes: 8192},
+		Redis:   Redis{Budget: 20 * time.Millisecond, Workers: 2, Queue: 4096},
+		Memory:  Memory{MaxBuckets: 200_000},
+		Guard:   Guard{Reserve: 4 * time.Millisecond, NoDeadline: 200 * time.Millisecond},
+		Breaker: Breaker{Failures: 5, Quarantine: 30 * time.Second},
+		JWT: JWT{
+			Algorithms:  []string{"HS256"},
+			Leeway:      30 * time.Second,
+			TenantClaim: "sub",
+			ScopeClaim:  "scope",
+		},
+		Anonymous: Anonymous{
+			CookieName:   "sentinel_anon_id",
+			CookieTTL:    720 * time.Hour,
+			CookieSecure: true,
+		},
+		ClientAddress: ClientAddress{From: "header", Header: "x-sentinel-client-ip", Hops: 1, IPv6Prefix: 64},
+		Log:           Log{Level: "info", Format: "json"},
+		Shutdown:      Shutdown{DrainDelay: 5 * time.Second, Grace: 20 * time.Second},
+	}
+}

@@ -1,0 +1,324 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// Bounds that the doc comments state.
+const (
+	maxJWTKeys       = 16
+	maxCookieSecrets = 8
+	minCookieSecret  = 32
+	minAdminToken    = 16
+	maxNameBytes     = 256
+)
+
+// secretBytes is the least that an HMAC secret must have, by algorithm.
+var secretBytes = map[string]int{"HS256": 32, "HS384": 48, "HS512": 64}
+
+var (
+	headerName = regexp.MustCompile(`^[a-z0-9!#$%&'*+.^_|~-]+$`)
+	cookieName = regexp.MustCompile(`^[A-Za-z0-9!#$%&'*+.^_|~-]+$`)
+	keyPrefix  = regexp.MustCompile(`^[A-Za-z0-9._:-]*$`)
+)
+
+// validate records every value that is out of range or does not fit another.
+func (l *loader) validate() {
+	c := &l.cfg
+	l.address("grpc.address", c.GRPC.Address)
+	l.within("grpc.max_recv_bytes", c.GRPC.MaxRecvBytes, 1024, 64<<20)
+	l.within("grpc.max_concurrent_streams", c.GRPC.MaxConcurrentStreams, 1, 1_000_000)
+	l.lasts("grpc.keepalive.min_time", c.GRPC.Keepalive.MinTime, time.Second, time.Hour)
+	l.lasts("grpc.keepalive.time", c.GRPC.Keepalive.Time, time.Second, 2*time.Hour)
+	l.lasts("grpc.keepalive.timeout", c.GRPC.Keepalive.Timeout, time.Second, time.Hour)
+	l.lasts("grpc.keepalive.max_connection_age", c.GRPC.Keepalive.MaxConnectionAge, 10*time.Second, 24*time.Hour)
+	l.lasts("grpc.keepalive.max_connection_age_grace", c.GRPC.Keepalive.MaxConnectionAgeGrace, time.Second, time.Hour)
+	l.address("admin.address", c.Admin.Address)
+	for i, p := range c.Policies {
+		l.check(p != "", fmt.Sprintf("policies[%d]", i), "is empty", "name a file or a directory")
+	}
+	l.validateNames()
+	l.within("bounds.descriptors", c.Bounds.Descriptors, 1, 1024)
+	l.within("bounds.entries", c.Bounds.Entries, 1, 1024)
+	l.within("bounds.key_bytes", c.Bounds.KeyBytes, 1, 65536)
+	l.within("bounds.value_bytes", c.Bounds.ValueBytes, 1, 65536)
+	l.validateRedis()
+	l.within("memory.max_buckets", c.Memory.MaxBuckets, 1, 100_000_000)
+	l.lasts("guard.reserve", c.Guard.Reserve, 0, time.Second)
+	l.lasts("guard.no_deadline", c.Guard.NoDeadline, time.Millisecond, time.Minute)
+	l.within("breaker.failures", c.Breaker.Failures, 1, 1000)
+	l.lasts("breaker.quarantine", c.Breaker.Quarantine, time.Second, time.Hour)
+	l.validateJWT()
+	l.validateAnonymous()
+	l.validateClientAddress()
+	l.lasts("shutdown.drain_delay", c.Shutdown.DrainDelay, 0, 5*time.Minute)
+	l.lasts("shutdown.grace", c.Shutdown.Grace, time.Second, 5*time.Minute)
+}
+
+func (l *loader) check(ok bool, path, text, hint string) {
+	if !ok {
+		l.reject(path, text, hint)
+	}
+}
+
+func (l *loader) within(path string, v, least, most int) {
+	l.check(v >= least && v <= most, path, fmt.Sprintf("must be %d to %d, not %d", least, most, v), "")
+}
+
+func (l *loader) lasts(path string, v, least, most time.Duration) {
+	l.check(v >= least && v <= most, path, fmt.Sprintf("must be %s to %s, not %s", short(least), short(most), v), "")
+}
+
+// short writes a duration without trailing zero units: 1h rather than 1h0m0s.
+func short(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}
+
+func (l *loader) address(path, v string) {
+	_, port, err := net.SplitHostPort(v)
+	n, perr := strconv.ParseUint(port, 10, 16)
+	ok := err == nil && perr == nil && strconv.FormatUint(n, 10) == port
+	l.check(ok, path, fmt.Sprintf("must be HOST:PORT, not %q", clip(v)), "as :8081 or 127.0.0.1:9091")
+}
+
+func (l *loader) text(path, v string) {
+	l.check(v != "" && len(v) <= maxNameBytes, path, fmt.Sprintf("must have 1 to %d bytes", maxNameBytes), "")
+}
+
+func (l *loader) validateNames() {
+	e := l.cfg.Names.Entries
+	entries := []string{e.Tenant, e.EndpointID, e.User, e.Cookie}
+	paths := []string{"names.entries.tenant", "names.entries.endpoint_id", "names.entries.user", "names.entries.cookie"}
+	for i, a := range e.Address {
+		entries = append(entries, a)
+		paths = append(paths, fmt.Sprintf("names.entries.address[%d]", i))
+	}
+	l.check(len(e.Address) > 0 && len(e.Address) <= 8, "names.entries.address", "must name 1 to 8 entries", "")
+	l.distinct(paths, entries)
+
+	l.text("names.metadata.namespace", l.cfg.Names.Metadata.Namespace)
+	l.text("names.metadata.endpoint_id", l.cfg.Names.Metadata.EndpointID)
+
+	h := l.cfg.Names.Headers
+	l.header("names.headers.tenant", h.Tenant)
+	l.header("names.headers.subject", h.Subject)
+	l.header("names.headers.reason", h.Reason)
+	l.distinct([]string{"names.headers.tenant", "names.headers.subject", "names.headers.reason"},
+		[]string{h.Tenant, h.Subject, h.Reason})
+}
+
+// distinct requires values that are names and differ from each other.
+func (l *loader) distinct(paths, values []string) {
+	for i, v := range values {
+		l.text(paths[i], v)
+		if first := slices.Index(values, v); first < i {
+			l.reject(paths[i], fmt.Sprintf("is %q, as %s is", clip(v), paths[first]), "give each its own name")
+		}
+	}
+}
+
+func (l *loader) header(path, v string) {
+	l.check(len(v) <= maxNameBytes && headerName.MatchString(v), path,
+		fmt.Sprintf("must be a header name in lower case, not %q", clip(v)), "")
+}
+
+func (l *loader) validateRedis() {
+	r := &l.cfg.Redis
+	if r.URL != "" {
+		l.redisURL(r.URL)
+	}
+	l.check(keyPrefix.MatchString(r.KeyPrefix) && len(r.KeyPrefix) <= maxNameBytes, "redis.key_prefix",
+		fmt.Sprintf("must be at most %d letters, digits and . _ : -, not %q", maxNameBytes, clip(r.KeyPrefix)), "")
+	l.lasts("redis.budget", r.Budget, time.Millisecond, 10*time.Second)
+	l.within("redis.workers", r.Workers, 1, 64)
+	l.within("redis.queue", r.Queue, 1, 1_000_000)
+}
+
+// redisURL never shows the URL, since it may hold a password.
+func (l *loader) redisURL(text string) {
+	const path, hint = "redis.url", "as redis://127.0.0.1:6379/0, rediss://HOST:6380 or unix:///run/redis.sock"
+	u, err := url.Parse(text)
+	if err != nil {
+		l.reject(path, "is not a URL", hint)
+		return
+	}
+	if _, found := u.User.Password(); found {
+		l.reject(path, "holds a password", "move it into a file and name that in redis.password_file")
+		return
+	}
+	l.check(u.User == nil, path, "holds a user", "name it in redis.username")
+	switch u.Scheme {
+	case "redis", "rediss":
+		db := strings.TrimPrefix(u.Path, "/")
+		n, err := strconv.ParseUint(db, 10, 16)
+		l.check(u.Hostname() != "", path, "names no host", hint)
+		l.check(db == "" || err == nil && strconv.FormatUint(n, 10) == db, path, "must end in the number of a database or in the port", hint)
+	case "unix":
+		l.check(u.Host == "" && strings.HasPrefix(u.Path, "/"), path, "must name a socket by its whole path", hint)
+	default:
+		l.reject(path, "must start with redis://, rediss:// or unix://", hint)
+	}
+	l.check(u.RawQuery == "" && u.Fragment == "", path, "has options", "every option is a setting of its own under redis")
+}
+
+func (l *loader) validateJWT() {
+	j := &l.cfg.JWT
+	l.check(len(j.Keys) <= maxJWTKeys, "jwt.keys", fmt.Sprintf("has more than %d keys", maxJWTKeys), "")
+	l.check(len(j.Algorithms) > 0, "jwt.algorithms", "is empty", "list the algorithms of jwt.keys")
+	implemented := []string{"HS256", "HS384", "HS512"}
+	for i, alg := range j.Algorithms {
+		path := fmt.Sprintf("jwt.algorithms[%d]", i)
+		l.check(slices.Contains(implemented, alg), path,
+			fmt.Sprintf("must be one of %s, not %q", strings.Join(implemented, ", "), clip(alg)), didYouMean(strings.ToUpper(alg), implemented))
+		l.check(slices.Index(j.Algorithms, alg) == i, path, alg+" is listed twice", "keep one")
+	}
+	for i, k := range j.Keys {
+		l.validateKey(fmt.Sprintf("jwt.keys[%d]", i), k, j.Keys[:i])
+	}
+	l.lasts("jwt.leeway", j.Leeway, 0, 5*time.Minute)
+	l.claim("jwt.tenant_claim", j.TenantClaim)
+	l.claim("jwt.scope_claim", j.ScopeClaim)
+}
+
+func (l *loader) validateKey(path string, k JWTKey, earlier []JWTKey) {
+	l.check(k.Algorithm != "", path+".alg", "is missing", "HS256, HS384 or HS512")
+	l.check(k.Algorithm == "" || slices.Contains(l.cfg.JWT.Algorithms, k.Algorithm), path+".alg",
+		k.Algorithm+" is not in jwt.algorithms", "add it there, or no token of this key is accepted")
+	l.check(len(k.KeyID) <= maxNameBytes, path+".kid", fmt.Sprintf("has more than %d bytes", maxNameBytes), "")
+	l.check(k.SecretFile != "", path+".secret_file", "is missing", "name the file that holds the secret")
+	twin := func(e JWTKey) bool { return e.KeyID == k.KeyID && e.Algorithm == k.Algorithm && k.KeyID != "" }
+	l.check(!slices.ContainsFunc(earlier, twin), path+".kid",
+		fmt.Sprintf("another %s key has the kid %q", k.Algorithm, clip(k.KeyID)), "a kid names one key")
+}
+
+// claim checks the name of a claim, a path by dots unless it holds ://.
+func (l *loader) claim(path, v string) {
+	l.text(path, v)
+	if !strings.Contains(v, "://") {
+		l.check(!slices.Contains(strings.Split(v, "."), ""), path, fmt.Sprintf("has an empty part: %q", clip(v)), "as sub or org.id")
+		l.check(strings.Count(v, ".") < 8, path, "has more than 8 parts", "")
+	}
+}
+
+func (l *loader) validateAnonymous() {
+	a := &l.cfg.Anonymous
+	l.check(len(a.CookieName) <= maxNameBytes && cookieName.MatchString(a.CookieName), "anonymous.cookie_name",
+		fmt.Sprintf("must be a cookie name, not %q", clip(a.CookieName)), "letters, digits, - and _")
+	prefixed := strings.HasPrefix(a.CookieName, "__Host-") || strings.HasPrefix(a.CookieName, "__Secure-")
+	l.check(a.CookieSecure || !prefixed, "anonymous.cookie_secure",
+		"must be true for a cookie with that name", "browsers drop "+clip(a.CookieName)+" without Secure")
+	l.lasts("anonymous.cookie_ttl", a.CookieTTL, time.Minute, 9600*time.Hour)
+	l.check(a.CookieTTL%time.Second == 0, "anonymous.cookie_ttl", "must be whole seconds", "")
+	l.check(len(a.CookieSecretFiles) <= maxCookieSecrets, "anonymous.cookie_secret_files",
+		fmt.Sprintf("names more than %d files", maxCookieSecrets), "")
+	for i, f := range a.CookieSecretFiles {
+		l.check(f != "", fmt.Sprintf("anonymous.cookie_secret_files[%d]", i), "is empty", "name the file that holds the secret")
+	}
+}
+
+func (l *loader) validateClientAddress() {
+	a := &l.cfg.ClientAddress
+	l.header("client_address.header", a.Header)
+	l.within("client_address.hops", a.Hops, 1, 16)
+	l.within("client_address.ipv6_prefix", a.IPv6Prefix, 32, 128)
+	for i, text := range a.TrustedProxies {
+		_, err := ParseNetwork(text)
+		l.check(err == nil, fmt.Sprintf("client_address.trusted_proxies[%d]", i),
+			fmt.Sprintf("must be a network or an address, not %q", clip(text)), "as 10.0.0.0/8 or 2001:db8::1")
+	}
+	l.check(len(a.TrustedProxies) <= 256, "client_address.trusted_proxies", "lists more than 256 networks", "")
+	l.check(a.From != "xff" || len(a.TrustedProxies) > 0, "client_address.trusted_proxies",
+		"is required for from: xff", "list the networks of your proxies; X-Forwarded-For from anyone else is the client's word")
+	l.check(a.From == "xff" || len(a.TrustedProxies) == 0, "client_address.trusted_proxies",
+		"has no effect with from: "+a.From, "set client_address.from: xff, or remove it")
+}
+
+// ParseNetwork reads a network in CIDR form, or a single address as the network that holds only it. Host bits must be 0.
+func ParseNetwork(text string) (netip.Prefix, error) {
+	if addr, err := netip.ParseAddr(text); err == nil && addr.Zone() == "" {
+		return netip.PrefixFrom(addr, addr.BitLen()), nil
+	}
+	p, err := netip.ParsePrefix(text)
+	if err != nil {
+		return netip.Prefix{}, err
+	}
+	if p != p.Masked() {
+		return netip.Prefix{}, fmt.Errorf("%s has host bits: did you mean %s?", p, p.Masked())
+	}
+	return p, nil
+}
+
+// validateSecrets checks the length of every secret that was read, and that none serves two purposes.
+func (l *loader) validateSecrets() {
+	c := &l.cfg
+	long := func(path string, s Secret, least int) {
+		l.check(s.Empty() || len(s.Reveal()) >= least, path,
+			fmt.Sprintf("holds %d bytes, fewer than %d", len(s.Reveal()), least), "as from: openssl rand -hex "+strconv.Itoa(least))
+	}
+	long("admin.token_file", c.Admin.Token, minAdminToken)
+	l.check(!strings.ContainsFunc(c.Admin.Token.Reveal(), func(r rune) bool { return r <= ' ' || r >= 0x7f }), "admin.token_file",
+		"holds more than one word of printable ASCII", "as from: openssl rand -hex 16")
+	l.check(utf8.ValidString(c.Redis.Password.Reveal()), "redis.password_file", "is not UTF-8 text", "")
+
+	owner := map[string]string{}
+	once := func(path string, s Secret) {
+		if s.Empty() {
+			return
+		}
+		if other, taken := owner[s.Reveal()]; taken {
+			l.reject(path, "holds the same secret as "+other, "make one for each purpose")
+			return
+		}
+		owner[s.Reveal()] = path
+	}
+	for i, k := range c.JWT.Keys {
+		path := fmt.Sprintf("jwt.keys[%d].secret_file", i)
+		long(path, k.Secret, secretBytes[k.Algorithm])
+		l.check(!strings.HasPrefix(strings.TrimSpace(k.Secret.Reveal()), "-----BEGIN "), path,
+			"holds a PEM block, which is no HMAC secret", "whoever has that public key could sign tokens")
+		once(path, k.Secret)
+	}
+	for i, s := range c.Anonymous.CookieSecrets {
+		path := fmt.Sprintf("anonymous.cookie_secret_files[%d]", i)
+		long(path, s, minCookieSecret)
+		once(path, s)
+	}
+}
+
+// CheckIdentities reports what is missing for the policies that are about to be used: tokens says that an endpoint has
+// identity tenant_jwt, anonymous that one has identity anonymous. The cookie secret is required if and only if
+// anonymous.
+func (c Config) CheckIdentities(tokens, anonymous bool) error {
+	var problems []error
+	add := func(path, text, hint string) {
+		problems = append(problems, &Problem{Path: path, Text: text, Hint: hint})
+	}
+	if tokens && len(c.JWT.Keys) == 0 {
+		add("jwt.keys", "is required: an endpoint has identity tenant_jwt", "list {alg, kid, secret_file} of the issuer of your tokens")
+	}
+	if anonymous && len(c.Anonymous.CookieSecretFiles) == 0 {
+		add("anonymous.cookie_secret_files", "is required: an endpoint has identity anonymous",
+			"write the output of openssl rand -hex 32 into a file, the same one for every replica")
+	}
+	if !anonymous && len(c.Anonymous.CookieSecretFiles) > 0 {
+		add("anonymous.cookie_secret_files", "is set, but no endpoint has identity anonymous", "remove it, or set identity: anonymous on an endpoint")
+	}
+	return errors.Join(problems...)
+}
