@@ -88,7 +88,8 @@ type Policy struct {
 	Line           int
 	Index          int // dense over Set.Policies, for tables beside the Set
 
-	tenants map[string]*Policy
+	tenants      map[string]*Policy
+	replacements []*Policy // tenants in file order
 }
 
 // Limit is one bucket of a policy.
@@ -101,4 +102,6 @@ type Limit struct {
 	Refunds     bool
 	File        string
 	Line        int
+
+	key keyParts
 }
