@@ -1,13 +1,20 @@
 package rls
 
 import (
-	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/sentinel-rls/sentinel-rls/algorithms"
 	"github.com/sentinel-rls/sentinel-rls/descriptors"
 )
 
-// Config is what an Engine is made of. Zero durations and bounds take the defaults named at each field.
+// ErrInvalidRequest means that a request names no domain or holds no descriptor. Envoy never sends one.
+var ErrInvalidRequest = errors.New("invalid request")
+
+// Config is what an Engine is made of. Zero durations, names and bounds take the defaults named at each field.
 type Config struct {
 	Store      Store      // required
 	Identifier Identifier // required
@@ -24,7 +31,7 @@ type Config struct {
 	OKUnknownEndpoint bool   // unknown_endpoint: ok. False: over_limit
 	DenyUnknownDomain bool   // unknown_domain: over_limit. False: ok
 
-	Names  Names  // zero: DefaultNames
+	Names  Names  // zero fields: DefaultNames
 	Bounds Bounds // zero fields: DefaultBounds
 }
 
@@ -34,7 +41,15 @@ type Names struct {
 	EndpointID string   // endpoint_id
 	User       string   // user
 	Cookie     string   // cookie
-	Address    []string // remote_address, masked_remote_address
+	Address    []string // remote_address, masked_remote_address; the first that is present counts
+}
+
+// DefaultNames returns the names of design and documentation.
+func DefaultNames() Names {
+	return Names{
+		Tenant: "tenant", EndpointID: "endpoint_id", User: "user", Cookie: "cookie",
+		Address: []string{"remote_address", "masked_remote_address"},
+	}
 }
 
 // Bounds cap what a caller may send in one request. A request beyond one of them is refused and counted.
@@ -45,20 +60,146 @@ type Bounds struct {
 	ValueBytes  int // 8192
 }
 
+// DefaultBounds returns the bounds named at the fields of Bounds.
+func DefaultBounds() Bounds {
+	return Bounds{Descriptors: 64, Entries: 32, KeyBytes: 256, ValueBytes: 8192}
+}
+
+// The guard's defaults.
+const (
+	DefaultStoreBudget = 20 * time.Millisecond
+	DefaultReserve     = 4 * time.Millisecond
+	DefaultNoDeadline  = 200 * time.Millisecond
+)
+
 // Engine decides requests. Safe for concurrent use.
 type Engine struct {
-	cfg Config
+	cfg    Config
+	start  time.Time // the monotonic clock of the emergency caps counts from here
+	active atomic.Pointer[snapshot]
+
+	loading     sync.Mutex // held by Use
+	bucketsMade uint64     // names emergency buckets for their lock order; guarded by loading
 }
 
 // New returns an engine without policies: until Use it knows no domain.
-func New(cfg Config) (*Engine, error) { return &Engine{cfg: cfg}, nil }
+func New(cfg Config) (*Engine, error) {
+	if cfg.Store == nil || cfg.Identifier == nil || cfg.Recorder == nil {
+		return nil, errors.New("engine: store, identifier and recorder are required")
+	}
+	cfg.StoreBudget = orDefault(cfg.StoreBudget, DefaultStoreBudget)
+	cfg.Reserve = orDefault(cfg.Reserve, DefaultReserve)
+	cfg.NoDeadline = orDefault(cfg.NoDeadline, DefaultNoDeadline)
+	names, bounds := DefaultNames(), DefaultBounds()
+	cfg.Names.Tenant = orDefault(cfg.Names.Tenant, names.Tenant)
+	cfg.Names.EndpointID = orDefault(cfg.Names.EndpointID, names.EndpointID)
+	cfg.Names.User = orDefault(cfg.Names.User, names.User)
+	cfg.Names.Cookie = orDefault(cfg.Names.Cookie, names.Cookie)
+	if cfg.Names.Address == nil {
+		cfg.Names.Address = names.Address
+	}
+	cfg.Bounds.Descriptors = orDefault(cfg.Bounds.Descriptors, bounds.Descriptors)
+	cfg.Bounds.Entries = orDefault(cfg.Bounds.Entries, bounds.Entries)
+	cfg.Bounds.KeyBytes = orDefault(cfg.Bounds.KeyBytes, bounds.KeyBytes)
+	cfg.Bounds.ValueBytes = orDefault(cfg.Bounds.ValueBytes, bounds.ValueBytes)
 
-// Use makes set the active one for every request that arrives from now on.
-func (e *Engine) Use(set *descriptors.Set) {}
+	e := &Engine{cfg: cfg, start: time.Now()}
+	e.active.Store(&snapshot{set: new(descriptors.Set)})
+	return e, nil
+}
 
-// Decide answers one ShouldRateLimit question. The error, which wraps ErrInvalidRequest, means that the request itself
-// is malformed; a store failure is a Result.
-func (e *Engine) Decide(ctx context.Context, r Request) (Result, error) { return Result{}, nil }
+func orDefault[T comparable](v, def T) T {
+	var zero T
+	if v == zero {
+		return def
+	}
+	return v
+}
 
-// Check answers one ext_authz question.
-func (e *Engine) Check(ctx context.Context, r CheckRequest) CheckResult { return CheckResult{} }
+// snapshot is one policy set with what the engine keeps beside it. Immutable; a request loads it once.
+type snapshot struct {
+	set      *descriptors.Set
+	policies []policyState // by descriptors.Policy.Index
+	buckets  map[bucketID]*emergencyBucket
+}
+
+// policyState is what the engine keeps for one policy.
+type policyState struct {
+	limits    []Limit          // as shown to callers, by index in Policy.Limits
+	emergency *emergencyBucket // nil with fail_closed
+	recorder  EndpointRecorder
+}
+
+// Use makes set the active one for every request that arrives from now on. Emergency caps of policies that stay keep
+// what was spent of them. The error names a policy whose emergency cap no rule can hold.
+func (e *Engine) Use(set *descriptors.Set) error {
+	e.loading.Lock()
+	defer e.loading.Unlock()
+	before := e.active.Load().buckets
+	next := &snapshot{set: set, policies: make([]policyState, len(set.Policies())), buckets: make(map[bucketID]*emergencyBucket)}
+	for _, p := range set.Policies() {
+		bucket, err := e.emergencyFor(p, next.buckets, before)
+		if err != nil {
+			return fmt.Errorf("%s:%d: emergency: %w", p.File, p.Line, err)
+		}
+		ps := policyState{emergency: bucket, recorder: e.cfg.Recorder.Endpoint(p.Endpoint), limits: make([]Limit, len(p.Limits))}
+		for i := range p.Limits {
+			ps.limits[i] = Limit{Name: limitName(p, &p.Limits[i]), Rule: p.Limits[i].Rule}
+		}
+		if bucket != nil && p.Tenant == "" {
+			ps.recorder.EmergencyBound(float64(p.Emergency.Capacity), perSecond(p.Emergency.Refill))
+		}
+		next.policies[p.Index] = ps
+	}
+	e.active.Store(next)
+	return nil
+}
+
+// bucketID names an emergency bucket across policy sets.
+type bucketID struct{ domain, endpoint, tenant string }
+
+// emergencyFor returns the cap of p, nil with fail_closed. A replacement without a cap of its own shares the endpoint's,
+// whose policy stands before it in the set.
+func (e *Engine) emergencyFor(p *descriptors.Policy, made, before map[bucketID]*emergencyBucket) (*emergencyBucket, error) {
+	if p.FailMode != descriptors.FailOpen {
+		return nil, nil
+	}
+	id := bucketID{p.Domain, p.Endpoint, p.Tenant}
+	if p.Tenant != "" && !p.OwnEmergency {
+		id.tenant = ""
+		return made[id], nil
+	}
+	e.bucketsMade++
+	b, err := newEmergencyBucket(e.bucketsMade, p.Emergency)
+	if err != nil {
+		return nil, err
+	}
+	if old := before[id]; old != nil {
+		if old.rule == b.rule && old.per == b.per && old.hasShares == b.hasShares {
+			b = old
+		} else {
+			b.inherit(old)
+		}
+	}
+	made[id] = b
+	return b, nil
+}
+
+func limitName(p *descriptors.Policy, l *descriptors.Limit) string {
+	if l.Name == "" {
+		return p.Endpoint
+	}
+	return p.Endpoint + ":" + l.Name
+}
+
+func perSecond(r algorithms.Rate) float64 {
+	if r.Tokens == 0 {
+		return 0
+	}
+	return float64(r.Tokens) / float64(r.Seconds)
+}
+
+// monotonic returns the clock of the emergency caps.
+func (e *Engine) monotonic() algorithms.Micros {
+	return algorithms.Micros(time.Since(e.start).Microseconds())
+}

@@ -65,9 +65,11 @@ const (
 const (
 	Unauthenticated   Reason = "UNAUTHENTICATED"
 	InsufficientScope Reason = "INSUFFICIENT_SCOPE"
-	UnknownEndpoint   Reason = "UNKNOWN_ENDPOINT"
-	UnknownDomain     Reason = "UNKNOWN_DOMAIN"
-	InvalidRequest    Reason = "INVALID_REQUEST"
+	// IdentityUnavailable: the credential could not be checked now (503); never taken for a bad one.
+	IdentityUnavailable Reason = "IDENTITY_UNAVAILABLE"
+	UnknownEndpoint     Reason = "UNKNOWN_ENDPOINT"
+	UnknownDomain       Reason = "UNKNOWN_DOMAIN"
+	InvalidRequest      Reason = "INVALID_REQUEST"
 )
 
 // Class is the class of a store failure as logs and the label class show it; empty when the store did not fail.

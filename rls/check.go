@@ -1,0 +1,99 @@
+package rls
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/sentinel-rls/sentinel-rls/descriptors"
+	"github.com/sentinel-rls/sentinel-rls/identity"
+)
+
+// Check answers one ext_authz question: the policy by endpoint id, the identity as the policy asks, then the limits.
+// Only an authenticated caller learns whether an endpoint exists.
+func (e *Engine) Check(ctx context.Context, r CheckRequest) CheckResult {
+	start := time.Now()
+	snap := e.active.Load()
+	policy, known := e.authzPolicy(snap, r.EndpointID)
+	if !known {
+		e.cfg.Recorder.UnknownEndpoint(ServiceAuthz)
+	}
+	var res CheckResult
+	if known {
+		res.EndpointID = policy.Endpoint
+	}
+	if known && policy.Identity == descriptors.Anonymous {
+		res.Identity = e.cfg.Identifier.Anonymous(r.Credentials)
+	} else {
+		id, err := e.cfg.Identifier.Tenant(r.Credentials)
+		if err != nil {
+			e.cfg.Recorder.Unauthenticated(ServiceAuthz)
+			return res.refuse(refusalOf(err), !errors.Is(err, identity.ErrMissing))
+		}
+		res.Identity = id
+	}
+	if !known {
+		return res.refuse(UnknownEndpoint, false)
+	}
+	if missingScope(policy.RequiredScopes, res.Identity.Scopes) {
+		res.RequiredScopes = policy.RequiredScopes
+		return res.refuse(InsufficientScope, false)
+	}
+	p := newPlan()
+	e.addCheck(p, snap, policy, &res.Identity)
+	res.Result = e.decide(ctx, call{service: ServiceAuthz, domain: policy.Domain, start: start}, p)
+	return res
+}
+
+func (e *Engine) authzPolicy(snap *snapshot, endpointID string) (*descriptors.Policy, bool) {
+	if e.cfg.AuthzDomain == "" {
+		return snap.set.Endpoint(endpointID)
+	}
+	domain, ok := snap.set.Domain(e.cfg.AuthzDomain)
+	if !ok {
+		e.cfg.Recorder.UnknownDomain(ServiceAuthz)
+		return nil, false
+	}
+	return domain.Lookup(endpointID)
+}
+
+// addCheck adds what a Check asks to the plan.
+func (e *Engine) addCheck(p *plan, snap *snapshot, policy *descriptors.Policy, id *identity.Identity) {
+	a := ask{policy: policy, subject: descriptors.Subject{
+		Tenant: id.Tenant, User: id.Subject, Cookie: id.Cookie, ClientIP: id.Address,
+	}}
+	if policy.Identity == descriptors.TenantJWT {
+		a.policy = policy.For(id.Tenant)
+	}
+	a.state = &snap.policies[a.policy.Index]
+	switch {
+	case !policy.Count:
+		a.identifyOnly = true
+		a.from, a.to = len(p.slots), len(p.slots)
+		p.asks = append(p.asks, a)
+	case a.policy.Verdict == descriptors.Blocked:
+		p.refuse(a, RateLimited)
+	default:
+		p.add(a, hits{n: 1, check: true}, e.cfg.Recorder)
+	}
+}
+
+// refusalOf says what a failed verification is to the caller. A check that could not be made is not a bad credential.
+func refusalOf(err error) Reason {
+	if errors.Is(err, identity.ErrBusy) {
+		return IdentityUnavailable
+	}
+	return Unauthenticated
+}
+
+func missingScope(required, held []string) bool {
+	return slices.ContainsFunc(required, func(s string) bool { return !slices.Contains(held, s) })
+}
+
+// refuse completes a result that reached no limit.
+func (r CheckResult) refuse(why Reason, invalidToken bool) CheckResult {
+	r.Result = Result{Reason: why, Source: SourceNone, RetryAfter: never, Document: true, DecisionID: newDecisionID()}
+	r.InvalidToken = invalidToken
+	return r
+}

@@ -1,0 +1,192 @@
+package rls
+
+import (
+	"context"
+	"time"
+
+	"github.com/sentinel-rls/sentinel-rls/descriptors"
+)
+
+// Decide answers one ShouldRateLimit question. The error, which wraps ErrInvalidRequest, means that the request itself
+// is malformed; a store failure is a Result.
+func (e *Engine) Decide(ctx context.Context, r Request) (Result, error) {
+	start := time.Now()
+	snap := e.active.Load()
+	if r.Domain == "" || len(r.Descriptors) == 0 {
+		e.cfg.Recorder.RequestRefused(BoundEmpty)
+		return Result{}, ErrInvalidRequest
+	}
+	domain, ok := snap.set.Domain(r.Domain)
+	if !ok {
+		e.cfg.Recorder.UnknownDomain(ServiceRateLimit)
+		return unasked(len(r.Descriptors), !e.cfg.DenyUnknownDomain, UnknownDomain, false), nil
+	}
+	if bound, beyond := e.beyond(&r); beyond {
+		e.cfg.Recorder.RequestRefused(bound)
+		return unasked(len(r.Descriptors), false, InvalidRequest, true), nil
+	}
+	p := newPlan()
+	for i := range r.Descriptors {
+		e.addDescriptor(p, snap, domain, &r.Descriptors[i], r.Hits)
+	}
+	return e.decide(ctx, call{service: ServiceRateLimit, domain: r.Domain, start: start}, p), nil
+}
+
+// unasked answers every descriptor alike, without a policy.
+func unasked(descriptors int, allowed bool, why Reason, document bool) Result {
+	res := Result{Allowed: allowed, Reason: why, Source: SourceNone, Document: document, Statuses: make([]Status, descriptors)}
+	for i := range res.Statuses {
+		res.Statuses[i] = Status{OverLimit: !allowed, Reset: never}
+	}
+	if !allowed {
+		res.RetryAfter = never
+		res.DecisionID = newDecisionID()
+	}
+	return res
+}
+
+// beyond reports the first bound that a request exceeds.
+func (e *Engine) beyond(r *Request) (Bound, bool) {
+	b := &e.cfg.Bounds
+	if len(r.Descriptors) > b.Descriptors {
+		return BoundDescriptors, true
+	}
+	for i := range r.Descriptors {
+		entries := r.Descriptors[i].Entries
+		if len(entries) > b.Entries {
+			return BoundEntries, true
+		}
+		for j := range entries {
+			if len(entries[j].Key) > b.KeyBytes {
+				return BoundKey, true
+			}
+			if len(entries[j].Value) > b.ValueBytes {
+				return BoundValue, true
+			}
+		}
+	}
+	return "", false
+}
+
+// addDescriptor adds what one descriptor asks to the plan.
+func (e *Engine) addDescriptor(p *plan, snap *snapshot, domain *descriptors.Domain, d *Descriptor, requestHits uint64) {
+	rec := e.cfg.Recorder
+	if d.Override {
+		rec.Ignored(IgnoredOverride, 1)
+	}
+	if len(d.Entries) == 0 {
+		// Envoy sends it when every action of a descriptor was skipped (skip_if_absent): it asks nothing.
+		rec.Ignored(IgnoredEmpty, 1)
+		p.skip()
+		return
+	}
+	named, ignored := e.readEntries(d.Entries)
+	if ignored > 0 {
+		rec.Ignored(IgnoredEntry, ignored)
+	}
+	policy, ok := domain.Lookup(named.endpoint)
+	if !ok {
+		rec.UnknownEndpoint(ServiceRateLimit)
+		if e.cfg.OKUnknownEndpoint {
+			p.skip()
+			return
+		}
+		p.refuse(ask{}, UnknownEndpoint)
+		return
+	}
+	a := ask{subject: e.subject(policy, &named)}
+	a.policy = policy
+	if policy.Identity == descriptors.TenantJWT && named.tenant != "" {
+		a.policy = policy.For(named.tenant)
+	}
+	a.state = &snap.policies[a.policy.Index]
+	if a.policy.Verdict == descriptors.Blocked {
+		p.refuse(a, RateLimited)
+		return
+	}
+	p.add(a, descriptorHits(d, requestHits), rec)
+}
+
+// named is the entries of a descriptor that mean something. Values are the caller's word; empty: missing.
+type named struct{ endpoint, tenant, user, cookie, address string }
+
+// readEntries picks the entries with a meaning and counts the others. An entry that stands twice with different values
+// names nobody and counts as missing.
+func (e *Engine) readEntries(entries []Entry) (n named, ignored int) {
+	names := &e.cfg.Names
+	address := len(names.Address) // the rank of the address entry found so far
+	var twice struct{ endpoint, tenant, user, cookie, address bool }
+	for i := range entries {
+		value := entries[i].Value
+		switch entries[i].Key {
+		case names.EndpointID:
+			twice.endpoint = twice.endpoint || n.endpoint != "" && n.endpoint != value
+			n.endpoint = value
+		case names.Tenant:
+			twice.tenant = twice.tenant || n.tenant != "" && n.tenant != value
+			n.tenant = value
+		case names.User:
+			twice.user = twice.user || n.user != "" && n.user != value
+			n.user = value
+		case names.Cookie:
+			twice.cookie = twice.cookie || n.cookie != "" && n.cookie != value
+			n.cookie = value
+		default:
+			rank := indexOf(names.Address, entries[i].Key)
+			switch {
+			case rank < 0:
+				ignored++
+			case rank < address:
+				address, n.address, twice.address = rank, value, false
+			case rank == address:
+				twice.address = twice.address || n.address != value
+			}
+		}
+	}
+	drop := func(twice bool, value *string) {
+		if twice {
+			*value = ""
+		}
+	}
+	drop(twice.endpoint, &n.endpoint)
+	drop(twice.tenant, &n.tenant)
+	drop(twice.user, &n.user)
+	drop(twice.cookie, &n.cookie)
+	drop(twice.address, &n.address)
+	return n, ignored
+}
+
+func indexOf(keys []string, key string) int {
+	for i := range keys {
+		if keys[i] == key {
+			return i
+		}
+	}
+	return -1
+}
+
+// subject says whose buckets a descriptor means. An address that is none and a cookie that does not verify are missing.
+func (e *Engine) subject(p *descriptors.Policy, n *named) descriptors.Subject {
+	var s descriptors.Subject
+	if p.Identity == descriptors.TenantJWT {
+		s.Tenant, s.User = n.tenant, n.user
+	} else if id, ok := e.cfg.Identifier.Cookie(n.cookie); ok {
+		s.Cookie = id
+	}
+	if key, ok := e.cfg.Identifier.Address(n.address); ok {
+		s.ClientIP = key
+	}
+	return s
+}
+
+// descriptorHits resolves a descriptor's cost: its own hits_addend, where the wrapper is present, else the request's,
+// where 0 means 1. A descriptor's explicit 0 is a peek.
+func descriptorHits(d *Descriptor, request uint64) hits {
+	n := request
+	if d.HasHits {
+		n = d.Hits
+	} else if n == 0 {
+		n = 1
+	}
+	return hits{n: n, peek: n == 0, refund: d.Negative}
+}

@@ -1,0 +1,171 @@
+package rls
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sentinel-rls/sentinel-rls/algorithms"
+	"github.com/sentinel-rls/sentinel-rls/descriptors"
+)
+
+// MaxEmergencyShares bounds the per-key shares that one policy keeps. When it is reached, further callers use one
+// overflow share together until a share is full again; a share in use is never dropped, for that would refill it.
+const MaxEmergencyShares = 10_000
+
+// emergencyBucket is one policy's cap in this process for the time the store cannot answer: a token bucket on the
+// monotonic clock, and inside it each caller's share where the policy has one.
+//
+// It is warm: while the store answers, each admitted request takes what is there, so that an outage does not begin with a
+// full burst. Its state outlives the breaker's probes and policy reloads.
+type emergencyBucket struct {
+	id   uint64 // lock order
+	rule algorithms.Rule
+	per  algorithms.Rule // of each share; used when hasShares
+
+	hasShares bool
+
+	mu       sync.Mutex // guards everything below; with several buckets, taken in the order of id
+	state    algorithms.State
+	shares   map[string]algorithms.State
+	overflow algorithms.State
+}
+
+// emergencyAsk is what one request asks of one policy's cap.
+type emergencyAsk struct {
+	bucket *emergencyBucket
+	caller string // identity hash of the caller, for its share
+	op     algorithms.Op
+	cost   int64
+}
+
+func newEmergencyBucket(id uint64, e descriptors.Emergency) (*emergencyBucket, error) {
+	rule, err := algorithms.NewTokenBucket(e.Capacity, e.Refill)
+	if err != nil {
+		return nil, err
+	}
+	b := &emergencyBucket{id: id, rule: rule}
+	if e.PerKey != nil {
+		b.per, err = algorithms.NewTokenBucket(e.PerKey.Capacity, e.PerKey.Refill)
+		if err != nil {
+			return nil, err
+		}
+		b.hasShares, b.shares = true, make(map[string]algorithms.State)
+	}
+	return b, nil
+}
+
+// inherit carries the state of the bucket that this one replaces after a reload.
+func (b *emergencyBucket) inherit(old *emergencyBucket) {
+	old.mu.Lock()
+	defer old.mu.Unlock()
+	b.state, b.overflow = old.state, old.overflow
+	for caller, s := range old.shares {
+		if b.hasShares {
+			b.shares[caller] = s
+		}
+	}
+}
+
+// warm takes what is there of what was admitted while the store answered. It never denies.
+func (b *emergencyBucket) warm(now algorithms.Micros, caller string, cost int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.state, _ = b.rule.Charge(b.state, now, cost)
+	if b.hasShares {
+		s, _ := b.per.Charge(b.share(now, caller), now, cost)
+		b.setShare(now, caller, s)
+	}
+}
+
+// admit decides asks all or nothing and returns, for each, whether it fitted and after what wait it would.
+// Charges are recorded whatever else happens. Buckets of asks are distinct.
+func admitEmergency(now algorithms.Micros, asks []emergencyAsk) (allowed bool, verdicts []algorithms.Verdict) {
+	inOrder := slices.Clone(asks)
+	slices.SortFunc(inOrder, func(a, b emergencyAsk) int { return cmp.Compare(a.bucket.id, b.bucket.id) })
+	for _, a := range inOrder {
+		a.bucket.mu.Lock()
+		defer a.bucket.mu.Unlock()
+	}
+	allowed = true
+	verdicts = make([]algorithms.Verdict, len(asks))
+	for i, a := range asks {
+		verdicts[i] = a.bucket.peek(now, a)
+		allowed = allowed && verdicts[i].Allowed
+	}
+	for _, a := range asks {
+		if a.op == algorithms.OpCharge || allowed && a.op == algorithms.OpTake {
+			a.bucket.spend(now, a)
+		}
+	}
+	return allowed, verdicts
+}
+
+// peek tells whether an ask fits, changing nothing: the verdict of the share or of the whole, whichever denies longer.
+func (b *emergencyBucket) peek(now algorithms.Micros, a emergencyAsk) algorithms.Verdict {
+	v := b.rule.Peek(b.state, now, a.cost)
+	if !b.hasShares {
+		return v
+	}
+	share := b.per.Peek(b.share(now, a.caller), now, a.cost)
+	if !share.Allowed && (v.Allowed || longer(share.RetryAfter, v.RetryAfter)) {
+		return share
+	}
+	return v
+}
+
+// spend takes the cost, or what is there of it.
+func (b *emergencyBucket) spend(now algorithms.Micros, a emergencyAsk) {
+	b.state, _ = b.rule.Charge(b.state, now, a.cost)
+	if b.hasShares {
+		s, _ := b.per.Charge(b.share(now, a.caller), now, a.cost)
+		b.setShare(now, a.caller, s)
+	}
+}
+
+// share returns a caller's share, or the overflow share when the table is full without it.
+func (b *emergencyBucket) share(now algorithms.Micros, caller string) algorithms.State {
+	if s, ok := b.shares[caller]; ok {
+		return s
+	}
+	if b.full(now) {
+		return b.overflow
+	}
+	return algorithms.State{}
+}
+
+func (b *emergencyBucket) setShare(now algorithms.Micros, caller string, s algorithms.State) {
+	if _, ok := b.shares[caller]; !ok && b.full(now) {
+		b.overflow = s
+		return
+	}
+	b.shares[caller] = s
+}
+
+// full reports whether the table has no room for another share. At the bound it looks at a few shares and drops those
+// that are as if untouched, so that the cost per call stays bounded.
+func (b *emergencyBucket) full(now algorithms.Micros) bool {
+	if len(b.shares) < MaxEmergencyShares {
+		return false
+	}
+	const looks = 8
+	seen := 0
+	for caller, s := range b.shares { // random order
+		if b.per.Untouched(s, now) {
+			delete(b.shares, caller)
+		}
+		if seen++; seen == looks {
+			break
+		}
+	}
+	return len(b.shares) >= MaxEmergencyShares
+}
+
+// longer orders waits; a negative one never ends.
+func longer(a, b time.Duration) bool {
+	if a < 0 || b < 0 {
+		return a < 0 && b >= 0
+	}
+	return a > b
+}

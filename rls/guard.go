@@ -1,0 +1,82 @@
+package rls
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// minTimeLeft is the least time to the caller's deadline for which the store is asked at all.
+const minTimeLeft = 2 * time.Millisecond
+
+// askStore asks the store for what p needs and leaves the answers in p.
+//
+// The call runs detached from the caller's cancellation under a budget of its own, which ends before the caller's
+// deadline by a reserve: tied to the caller, cancelled calls would open the breaker of a healthy store, or a hung store
+// would never open it.
+func (e *Engine) askStore(ctx context.Context, p *plan) {
+	var groups [2]Group
+	parts := make([]*part, 0, 2)
+	for _, h := range []*part{&p.enforce, &p.shadow} {
+		if len(h.group) > 0 {
+			groups[len(parts)] = h.group
+			parts = append(parts, h)
+		}
+	}
+	if len(parts) == 0 {
+		return
+	}
+	budget, ok := e.budget(ctx)
+	if !ok {
+		for _, h := range parts {
+			h.answer = Answer{Err: ErrTimeout}
+		}
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), budget)
+	defer cancel()
+	for i, a := range e.cfg.Store.Decide(ctx, groups[:len(parts)]) {
+		parts[i].answer = a
+	}
+	e.observe(parts)
+}
+
+// budget returns how long the store may take; false: too little time is left to ask it.
+func (e *Engine) budget(ctx context.Context) (time.Duration, bool) {
+	left := e.cfg.NoDeadline
+	if deadline, ok := ctx.Deadline(); ok {
+		left = time.Until(deadline)
+	}
+	if left < minTimeLeft {
+		return 0, false
+	}
+	return min(e.cfg.StoreBudget, left-min(e.cfg.Reserve, left/2)), true
+}
+
+// observe counts what the answers tell about the store's data and clock.
+func (e *Engine) observe(parts []*part) {
+	for _, h := range parts {
+		if h.answer.Healed > 0 {
+			e.cfg.Recorder.Healed(h.answer.Healed)
+		}
+		for i := range h.answer.Before {
+			if h.answer.Before[i].At > h.answer.Now {
+				e.cfg.Recorder.ClockBehind()
+				break
+			}
+		}
+	}
+}
+
+// classOf returns the class of a store failure; empty when nothing was sent because the breaker is open.
+func classOf(err error) Class {
+	switch {
+	case errors.Is(err, ErrCircuitOpen):
+		return ""
+	case errors.Is(err, ErrTimeout):
+		return ClassTimeout
+	case errors.Is(err, ErrUnavailable):
+		return ClassUnavailable
+	}
+	return ClassError
+}
