@@ -58,6 +58,14 @@ func (r *Recorder) WatchMemoryStore(buckets, overflowed func() float64) {
 	)
 }
 
+// WatchLog shows how many log lines were lost. Call it once.
+func (r *Recorder) WatchLog(w *Writer) {
+	r.reg.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "sentinel_log_lines_lost_total",
+		Help: "Log lines lost because nobody read the log fast enough.",
+	}, func() float64 { return float64(w.Lost()) }))
+}
+
 // Policies describes the active policy set.
 type Policies struct {
 	Hash      string // of the files' content

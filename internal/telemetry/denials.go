@@ -11,40 +11,26 @@ import (
 	"github.com/sentinel-rls/sentinel-rls/rls"
 )
 
-// denialLog writes one WARNING record per denial, sampled under flood.
-//
-// Two bounds stand between a flood and the log: each endpoint and reason logs at most perSecond records a second, and at
-// most a queue of records waits for the writer, which is the only one to wait when stderr is slow. What either bound
-// leaves out is counted, and the next record of that endpoint and reason says how many.
+// denialLog writes one WARNING record per denial, sampled under flood: each endpoint and reason logs at most perSecond
+// records a second. What is left out is counted, and the next record of that endpoint and reason says how many; a record
+// that the log itself refused counts as left out.
 type denialLog struct {
 	log        *slog.Logger
 	perSecond  int
-	queue      chan denialRecord
 	suppressed prometheus.Counter
 }
 
-type denialRecord struct {
-	at         time.Time
-	denial     rls.Denial
-	suppressed int64
-}
-
-func newDenialLog(cfg Config, suppressed prometheus.Counter) *denialLog {
-	l := &denialLog{log: cfg.Log, perSecond: cfg.DenialsPerSecond, suppressed: suppressed}
+func newDenialLog(cfg Config, suppressed prometheus.Counter) denialLog {
+	l := denialLog{log: cfg.Log, perSecond: cfg.DenialsPerSecond, suppressed: suppressed}
 	if l.perSecond == 0 {
 		l.perSecond = 10
 	}
-	size := cfg.DenialQueue
-	if size == 0 {
-		size = 1024
-	}
-	l.queue = make(chan denialRecord, size)
 	return l
 }
 
-// offer queues the record or counts it as suppressed.
-func (l *denialLog) offer(s *sampler, d rls.Denial) {
-	if !l.log.Enabled(context.Background(), slog.LevelWarn) {
+func (l *denialLog) write(s *sampler, d rls.Denial) {
+	ctx := context.Background()
+	if !l.log.Enabled(ctx, slog.LevelWarn) {
 		return
 	}
 	now := time.Now()
@@ -53,37 +39,15 @@ func (l *denialLog) offer(s *sampler, d rls.Denial) {
 		l.suppressed.Inc()
 		return
 	}
-	select {
-	case l.queue <- denialRecord{at: now, denial: d, suppressed: before}:
-	default:
+	record := slog.NewRecord(now, slog.LevelWarn, "denied", 0)
+	record.AddAttrs(slog.Any("", d)) // an empty key inlines the group
+	if before > 0 {
+		record.AddAttrs(slog.Int64("suppressed", before))
+	}
+	if err := l.log.Handler().Handle(ctx, record); err != nil {
 		s.giveBack(before + 1)
 		l.suppressed.Inc()
 	}
-}
-
-// run writes until ctx is done, then what is queued by then.
-func (l *denialLog) run(ctx context.Context) error {
-	for {
-		select {
-		case r := <-l.queue:
-			l.write(r)
-		case <-ctx.Done():
-			for range len(l.queue) {
-				l.write(<-l.queue)
-			}
-			return nil
-		}
-	}
-}
-
-func (l *denialLog) write(r denialRecord) {
-	record := slog.NewRecord(r.at, slog.LevelWarn, "denied", 0)
-	record.AddAttrs(slog.Any("", r.denial)) // an empty key inlines the group
-	if r.suppressed > 0 {
-		record.AddAttrs(slog.Int64("suppressed", r.suppressed))
-	}
-	// The log is where an error of the log would go.
-	_ = l.log.Handler().Handle(context.Background(), record)
 }
 
 // sampler admits the first records of each second and counts the others.

@@ -2,7 +2,6 @@ package telemetry_test
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"io"
 	"log/slog"
@@ -27,27 +26,19 @@ func denial(endpoint string, reason rls.Reason) rls.Denial {
 	}
 }
 
-// startLog runs a recorder's denial log into a buffer; stop ends it and returns the records.
-func startLog(t *testing.T, cfg telemetry.Config) (r *telemetry.Recorder, reg *prometheus.Registry, stop func() []map[string]any) {
+// logTo returns a recorder whose log goes to out.
+func logTo(t *testing.T, out io.Writer, level slog.Level) (*telemetry.Recorder, *prometheus.Registry) {
 	t.Helper()
-	var out bytes.Buffer
-	log, err := telemetry.NewLogger(&out, telemetry.FormatJSON, slog.LevelInfo)
+	log, err := telemetry.NewLogger(out, telemetry.FormatJSON, level)
 	if err != nil {
 		t.Fatal(err)
 	}
-	reg = prometheus.NewPedanticRegistry()
-	cfg.Registerer, cfg.Log = reg, log
-	r = telemetry.New(cfg)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- r.Run(ctx) }()
-	return r, reg, func() []map[string]any {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run returned %v", err)
-		}
-		return records(t, out.String())
+	reg := prometheus.NewPedanticRegistry()
+	r := telemetry.New(telemetry.Config{Registerer: reg, Log: log})
+	for _, id := range []string{"orders", "login"} {
+		r.Endpoint(id)
 	}
+	return r, reg
 }
 
 func records(t *testing.T, text string) []map[string]any {
@@ -65,10 +56,10 @@ func records(t *testing.T, text string) []map[string]any {
 
 func TestDenialIsOneWarningWithTheContractsFields(t *testing.T) {
 	t.Parallel()
-	r, _, stop := startLog(t, telemetry.Config{})
-	r.Endpoint("orders")
+	var out bytes.Buffer
+	r, _ := logTo(t, &out, slog.LevelInfo)
 	r.Denied(denial("orders", rls.FailClosed))
-	got := stop()
+	got := records(t, out.String())
 	if len(got) != 1 {
 		t.Fatalf("%d records, want 1: %v", len(got), got)
 	}
@@ -94,24 +85,20 @@ func TestDenialIsOneWarningWithTheContractsFields(t *testing.T) {
 func TestFloodOfDenialsIsSampled(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		r, reg, stop := startLog(t, telemetry.Config{})
-		for _, id := range []string{"orders", "login"} {
-			r.Endpoint(id)
-		}
+		var out bytes.Buffer
+		r, reg := logTo(t, &out, slog.LevelInfo)
 		for range 1000 {
 			r.Denied(denial("orders", rls.RateLimited))
 		}
 		r.Denied(denial("orders", rls.FailClosed))
 		r.Denied(denial("login", rls.RateLimited))
-		synctest.Wait()
 		time.Sleep(time.Second)
 		r.Denied(denial("orders", rls.RateLimited))
 		r.Denied(denial("orders", rls.RateLimited))
 
-		got := stop()
 		count := map[string]int{}
 		var suppressed []any
-		for _, rec := range got {
+		for _, rec := range records(t, out.String()) {
 			count[rec["endpoint_id"].(string)+" "+rec["decision_reason"].(string)]++
 			if n, ok := rec["suppressed"]; ok {
 				suppressed = append(suppressed, n)
@@ -129,6 +116,21 @@ func TestFloodOfDenialsIsSampled(t *testing.T) {
 	})
 }
 
+// Endpoints that never loaded share one sampler per reason, so that they cannot flood the log either.
+func TestDenialsOfUnregisteredEndpointsAreSampledTogether(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		r, _ := logTo(t, &out, slog.LevelInfo)
+		for i := range 26 {
+			r.Denied(denial(string(rune('a'+i)), rls.RateLimited))
+		}
+		if got := records(t, out.String()); len(got) != 10 {
+			t.Errorf("%d records, want 10", len(got))
+		}
+	})
+}
+
 // stuckWriter blocks until it is released.
 type stuckWriter struct {
 	release chan struct{}
@@ -143,103 +145,47 @@ func (w *stuckWriter) Write(p []byte) (int, error) {
 	return w.out.Write(p)
 }
 
-// A log that nobody reads costs records, never time: Denied returns at once, and what did not fit is counted.
+// A log that nobody reads costs lines, never time: Denied returns at once, and what did not fit counts as suppressed.
 func TestStuckLogNeverHoldsARequest(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := &stuckWriter{release: make(chan struct{})}
-		log, err := telemetry.NewLogger(w, telemetry.FormatJSON, slog.LevelInfo)
-		if err != nil {
-			t.Fatal(err)
-		}
-		reg := prometheus.NewPedanticRegistry()
-		r := telemetry.New(telemetry.Config{Registerer: reg, Log: log, DenialsPerSecond: 1_000_000, DenialQueue: 100})
-		r.Endpoint("orders")
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- r.Run(ctx) }()
+		stuck := &stuckWriter{release: make(chan struct{})}
+		w := telemetry.NewWriter(stuck, 4)
+		r, reg := logTo(t, w, slog.LevelInfo)
+		r.WatchLog(w)
+		stop := runWriter(t, w)
 
-		r.Denied(denial("orders", rls.RateLimited)) // the writer takes this one and is stuck with it
+		r.BreakerChanged("closed", "open") // the writer takes this one and is stuck with it
 		synctest.Wait()
-		for range 500 {
+		for range 9 {
 			r.Denied(denial("orders", rls.RateLimited)) // would deadlock the bubble if it waited
 		}
-		wantMetrics(t, reg, "sentinel_denials_suppressed_total 400", "sentinel_denials_suppressed_total")
+		wantMetrics(t, reg, "sentinel_denials_suppressed_total 5", "sentinel_denials_suppressed_total")
+		wantMetrics(t, reg, "sentinel_log_lines_lost_total 5", "sentinel_log_lines_lost_total")
 
-		close(w.release)
-		synctest.Wait()
+		close(stuck.release)
+		time.Sleep(time.Second)
 		r.Denied(denial("orders", rls.RateLimited))
-		cancel()
-		if err := <-done; err != nil {
-			t.Fatal(err)
+		stop()
+		got := records(t, stuck.out.String())
+		if len(got) != 6 {
+			t.Fatalf("%d records, want 1 + 4 queued + 1: %v", len(got), got)
 		}
-		got := records(t, w.out.String())
-		if len(got) != 102 {
-			t.Fatalf("%d records, want 1 + 100 queued + 1", len(got))
-		}
-		if n := got[101]["suppressed"]; n != 400.0 {
-			t.Errorf("the record after the jam says suppressed %v, want 400", n)
+		if n := got[5]["suppressed"]; n != 5.0 {
+			t.Errorf("the record after the jam says suppressed %v, want 5", n)
 		}
 	})
 }
 
-func TestQueuedDenialsAreWrittenAtTheStop(t *testing.T) {
+func TestDenialsBelowTheLogLevelAreNotCountedAsSuppressed(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	log, err := telemetry.NewLogger(&out, telemetry.FormatJSON, slog.LevelInfo)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := telemetry.New(telemetry.Config{Registerer: prometheus.NewRegistry(), Log: log})
-	for range 7 {
-		r.Denied(denial("unregistered", rls.RateLimited))
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := r.Run(ctx); err != nil {
-		t.Fatal(err)
-	}
-	if got := records(t, out.String()); len(got) != 7 {
-		t.Errorf("%d records after the stop, want 7", len(got))
-	}
-}
-
-func TestDenialsBelowTheLogLevelCostNothing(t *testing.T) {
-	t.Parallel()
-	log, err := telemetry.NewLogger(io.Discard, telemetry.FormatText, slog.LevelError)
-	if err != nil {
-		t.Fatal(err)
-	}
-	reg := prometheus.NewPedanticRegistry()
-	r := telemetry.New(telemetry.Config{Registerer: reg, Log: log, DenialQueue: 1})
-	for range 10 {
+	r, reg := logTo(t, &out, slog.LevelError)
+	for range 100 {
 		r.Denied(denial("orders", rls.RateLimited))
 	}
+	if out.Len() != 0 {
+		t.Errorf("logged at level error: %s", out.String())
+	}
 	wantMetrics(t, reg, "sentinel_denials_suppressed_total 0", "sentinel_denials_suppressed_total")
-}
-
-func TestLoggerFormats(t *testing.T) {
-	t.Parallel()
-	var out bytes.Buffer
-	log, err := telemetry.NewLogger(&out, telemetry.FormatJSON, slog.LevelInfo)
-	if err != nil {
-		t.Fatal(err)
-	}
-	log.Debug("hidden")
-	log.Info("shown", "took", 1500*time.Millisecond, "bad", "a\xffb\n")
-	got := records(t, out.String())
-	if len(got) != 1 || got[0]["took"] != 1.5 || got[0]["bad"] != "a\uFFFDb\n" {
-		t.Errorf("records %v, want one with took 1.5 and repaired text", got)
-	}
-	out.Reset()
-	if log, err = telemetry.NewLogger(&out, telemetry.FormatText, slog.LevelDebug); err != nil {
-		t.Fatal(err)
-	}
-	log.Debug("shown", "name", "two words")
-	if !strings.Contains(out.String(), `level=DEBUG msg=shown name="two words"`) {
-		t.Errorf("text log: %q", out.String())
-	}
-	if _, err := telemetry.NewLogger(&out, "xml", slog.LevelInfo); err == nil || !strings.Contains(err.Error(), `"xml"`) {
-		t.Errorf("format xml: error %v, want one that names it", err)
-	}
 }

@@ -1,6 +1,7 @@
 package telemetry_test
 
 import (
+	"io"
 	"log/slog"
 	"maps"
 	"os"
@@ -49,6 +50,7 @@ func everything() describing {
 	r := telemetry.New(telemetry.Config{Registerer: reg, Log: slog.New(slog.DiscardHandler)})
 	r.WatchBreaker(func() string { return "closed" })
 	r.WatchMemoryStore(func() float64 { return 0 }, func() float64 { return 0 })
+	r.WatchLog(telemetry.NewWriter(io.Discard, 1))
 	r.PoliciesLoaded(telemetry.Policies{Hash: "h", Loaded: time.Unix(1, 0), Endpoints: 1})
 	r.Endpoint("orders")
 	telemetry.RegisterProcess(reg, telemetry.ReadBuild(""))

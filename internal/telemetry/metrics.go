@@ -32,8 +32,9 @@ type metrics struct {
 	requestsRefused closedCounter[rls.Bound]
 
 	late              closedCounter[rls.Service]
-	repaired          prometheus.Counter
-	faults            closedCounter[Fault]
+	canceled          closedCounter[rls.Service]
+	repaired          closedCounter[rls.Service]
+	faults            closedCounter[fault]
 	denialsSuppressed prometheus.Counter
 }
 
@@ -104,10 +105,12 @@ func newMetrics(reg prometheus.Registerer) metrics {
 
 		late: closed(reg, "sentinel_late_answers_total",
 			"Answers that left after the caller's deadline.", "service", services...),
-		repaired: counter(reg, "sentinel_repaired_messages_total",
-			"Messages with invalid UTF-8 that were repaired before they were read."),
+		canceled: closed(reg, "sentinel_canceled_calls_total",
+			"Calls whose caller went away before its deadline.", "service", services...),
+		repaired: closed(reg, "sentinel_repaired_messages_total",
+			"Messages with invalid UTF-8 that were repaired before they were read.", "service", services...),
 		faults: closed(reg, "sentinel_internal_faults_total",
-			"Errors of sentinel itself; the caller got a gRPC error.", "kind", FaultPanic, FaultResponse, FaultReason),
+			"Errors of sentinel itself; the caller got a gRPC error.", "kind", faultPanic, faultResponse, faultReason),
 		denialsSuppressed: counter(reg, "sentinel_denials_suppressed_total",
 			"Denials that were counted but not logged, because of their number or a slow log."),
 	}

@@ -20,23 +20,20 @@ import (
 // Config is what a Recorder is made of.
 type Config struct {
 	Registerer prometheus.Registerer // required; a second Recorder on the same one panics
-	Log        *slog.Logger          // required
+	Log        *slog.Logger          // required; it must not make callers wait, see Writer
 
 	// DenialsPerSecond is how many denials of one endpoint and reason are logged within a second; the others are counted
 	// and their number stands in the next record as `suppressed`. 10 when 0.
 	DenialsPerSecond int
-	// DenialQueue is how many denial records may wait for the log's writer; a record beyond that counts as suppressed.
-	// 1024 when 0.
-	DenialQueue int
 }
 
-// Recorder implements rls.Recorder and takes the observations of the stores, the breaker and the gRPC server. Safe for
-// concurrent use. No method waits for the log: denials are written by Run.
+// Recorder implements rls.Recorder and envoy.Recorder, and takes the observations of the stores and the breaker. Safe for
+// concurrent use.
 type Recorder struct {
 	metrics   metrics
 	reg       prometheus.Registerer
 	log       *slog.Logger
-	denials   *denialLog
+	denials   denialLog
 	endpoints sync.Map // endpoint id → *endpoint; grows when policies load only
 	stray     endpointSamplers
 	policies  policiesCollector
@@ -54,9 +51,6 @@ func New(cfg Config) *Recorder {
 	cfg.Registerer.MustRegister(&r.policies)
 	return r
 }
-
-// Run writes the denial log until ctx is done, then writes what is queued and returns. One Run per Recorder.
-func (r *Recorder) Run(ctx context.Context) error { return r.denials.run(ctx) }
 
 // Endpoint returns the recorder of one endpoint id, the same one for the same id: reloading policies keeps its series.
 func (r *Recorder) Endpoint(endpointID string) rls.EndpointRecorder {
@@ -91,33 +85,38 @@ func (r *Recorder) Healed(n int) { r.metrics.healed.Add(float64(max(n, 0))) }
 // ClockBehind counts an answer of a store whose clock stands before a stored time.
 func (r *Recorder) ClockBehind() { r.metrics.clockBehind.Inc() }
 
-// Denied queues the denial's log record, or counts it as suppressed. It never waits.
+// Denied logs the denial, or counts it as suppressed.
 func (r *Recorder) Denied(d rls.Denial) {
 	samplers := &r.stray
 	if e, ok := r.endpoints.Load(d.EndpointID); ok {
 		samplers = &e.(*endpoint).samplers
 	}
-	r.denials.offer(samplers.of(d.Reason), d)
+	r.denials.write(samplers.of(d.Reason), d)
 }
 
 // Late counts an answer that left after its deadline.
 func (r *Recorder) Late(service rls.Service) { r.metrics.late.add(service, 1) }
 
+// Canceled counts a call whose caller went away before its deadline.
+func (r *Recorder) Canceled(service rls.Service) { r.metrics.canceled.add(service, 1) }
+
 // Repaired counts a message with invalid UTF-8 that was repaired before it was read.
-func (r *Recorder) Repaired() { r.metrics.repaired.Inc() }
+func (r *Recorder) Repaired(service rls.Service) { r.metrics.repaired.add(service, 1) }
 
-// Fault names an error of sentinel itself; it is a label value.
-type Fault string
+// Panicked counts a handler that panicked.
+func (r *Recorder) Panicked(rls.Service) { r.metrics.faults.add(faultPanic, 1) }
 
-// The faults.
+// Faulty counts an answer that Envoy would have misread.
+func (r *Recorder) Faulty(rls.Service) { r.metrics.faults.add(faultResponse, 1) }
+
+// fault names an error of sentinel itself; it is a label value.
+type fault string
+
 const (
-	FaultPanic    Fault = "panic"    // a handler panicked
-	FaultResponse Fault = "response" // a handler's answer was nil, zero or contradicted itself
-	FaultReason   Fault = "reason"   // a decision with a reason that is none of the contract's
+	faultPanic    fault = "panic"    // a handler panicked
+	faultResponse fault = "response" // an answer was missing, empty or contradicted itself
+	faultReason   fault = "reason"   // a decision came with a reason that is none of the contract's
 )
-
-// InternalFault counts an error of sentinel itself.
-func (r *Recorder) InternalFault(f Fault) { r.metrics.faults.add(f, 1) }
 
 // RoundTrip records one round trip to the store: how many groups it carried, how long it took, whether it succeeded.
 func (r *Recorder) RoundTrip(groups int, took time.Duration, ok bool) {
@@ -154,7 +153,7 @@ type endpoint struct {
 	cost       prometheus.Counter
 	capacity   prometheus.Gauge
 	refill     prometheus.Gauge
-	faults     *closedCounter[Fault]
+	faults     *closedCounter[fault]
 	samplers   endpointSamplers
 }
 
@@ -178,7 +177,7 @@ func newEndpoint(m *metrics, id string) *endpoint {
 func (e *endpoint) Decision(reason rls.Reason, latency time.Duration) {
 	i, ok := reasonIndex(reason)
 	if !ok {
-		e.faults.add(FaultReason, 1)
+		e.faults.add(faultReason, 1)
 		return
 	}
 	e.decisions[i].Inc()

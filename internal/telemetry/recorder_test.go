@@ -127,11 +127,15 @@ sentinel_store_failures_total{class="other"} 2
 	r.UnknownDomain(rls.ServiceRateLimit)
 	r.Unauthenticated(rls.ServiceAuthz)
 	r.Late(rls.ServiceRateLimit)
+	r.Canceled(rls.ServiceRateLimit)
+	r.Repaired(rls.ServiceAuthz)
 	for name, want := range map[string]string{
-		"sentinel_unknown_endpoint_total": "ext_authz",
-		"sentinel_unknown_domain_total":   "ratelimit",
-		"sentinel_unauthenticated_total":  "ext_authz",
-		"sentinel_late_answers_total":     "ratelimit",
+		"sentinel_unknown_endpoint_total":  "ext_authz",
+		"sentinel_unknown_domain_total":    "ratelimit",
+		"sentinel_unauthenticated_total":   "ext_authz",
+		"sentinel_late_answers_total":      "ratelimit",
+		"sentinel_canceled_calls_total":    "ratelimit",
+		"sentinel_repaired_messages_total": "ext_authz",
 	} {
 		exposition := ""
 		for _, service := range []string{"ext_authz", "ratelimit"} {
@@ -162,12 +166,14 @@ sentinel_requests_refused_total{bound="key"} 0
 sentinel_requests_refused_total{bound="value"} 0
 `, "sentinel_requests_refused_total")
 
-	r.InternalFault(telemetry.FaultPanic)
+	r.Panicked(rls.ServiceAuthz)
+	r.Faulty(rls.ServiceRateLimit)
+	r.Faulty(rls.ServiceRateLimit)
 	r.Endpoint("orders").Decision("NO_SUCH_REASON", time.Millisecond)
 	wantMetrics(t, reg, `
 sentinel_internal_faults_total{kind="panic"} 1
 sentinel_internal_faults_total{kind="reason"} 1
-sentinel_internal_faults_total{kind="response"} 0
+sentinel_internal_faults_total{kind="response"} 2
 `, "sentinel_internal_faults_total")
 }
 
@@ -180,7 +186,6 @@ func TestStoreObservations(t *testing.T) {
 	r.Healed(2)
 	r.Healed(-1)
 	r.ClockBehind()
-	r.Repaired()
 	if d := histogram(t, reg, "sentinel_store_round_trip_seconds", "outcome", "ok"); d.count != 1 || d.upTo[.001] != 0 || d.upTo[.002] != 1 {
 		t.Errorf("round trips that succeeded: %+v, want one between 1 and 2 ms", d)
 	}
@@ -191,7 +196,6 @@ func TestStoreObservations(t *testing.T) {
 		"sentinel_store_script_loads_total": "1",
 		"sentinel_store_healed_total":       "2",
 		"sentinel_store_clock_behind_total": "1",
-		"sentinel_repaired_messages_total":  "1",
 	} {
 		wantMetrics(t, reg, name+" "+want, name)
 	}
@@ -220,8 +224,9 @@ func TestMT_02_InvalidUTF8IsNoLabelAndNoPanic(t *testing.T) {
 	r.Unauthenticated(bad)
 	r.Ignored(bad, 1)
 	r.RequestRefused(bad)
-	r.InternalFault(bad)
 	r.Late(bad)
+	r.Canceled(bad)
+	r.Repaired(bad)
 	r.BreakerChanged(bad, bad)
 	r.Denied(rls.Denial{EndpointID: bad, Reason: bad, IdentityHash: bad})
 	r.PoliciesLoaded(telemetry.Policies{Hash: bad, Loaded: time.Unix(1, 0), Endpoints: 1})
