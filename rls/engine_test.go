@@ -350,6 +350,18 @@ func TestDescriptors(t *testing.T) {
 			{words: []string{"endpoint_id=orders tenant=a hits=3", "endpoint_id=orders tenant=a hits=2"}, want: "allow ALLOWED store [ok orders:0 5s] [ok orders:0 5s]"},
 		})
 	})
+	t.Run("many buckets in one request", func(t *testing.T) {
+		f := newFixture(t, shop)
+		words, want := []string{}, "allow ALLOWED store"
+		for i := range 20 {
+			words = append(words, fmt.Sprintf("endpoint_id=refunds tenant=t%d", i))
+		}
+		words = append(words, words...) // each twice: one take of 2
+		f.play(t, []step{{words: words, want: want + strings.Repeat(" [ok refunds:1 never]", 40)}})
+		if n := len(f.store.groups[0][0]); n != 20 {
+			t.Errorf("%d takes in the group, want 20", n)
+		}
+	})
 	t.Run("RLS-04 RLS-05 a cost above max_cost is refused before any arithmetic", func(t *testing.T) {
 		f := newFixture(t, shop)
 		over := "deny RATE_LIMITED none retry=never [over orders:0 never]"

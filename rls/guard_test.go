@@ -12,7 +12,9 @@ import (
 // storeFunc is a store that is one function.
 type storeFunc func(ctx context.Context, groups []rls.Group) []rls.Answer
 
-func (f storeFunc) Decide(ctx context.Context, groups []rls.Group) []rls.Answer { return f(ctx, groups) }
+func (f storeFunc) Decide(ctx context.Context, groups []rls.Group) []rls.Answer {
+	return f(ctx, groups)
+}
 
 // TestBudget says how long the store may take for each deadline of the caller.
 func TestBudget(t *testing.T) {

@@ -48,9 +48,14 @@ type part struct {
 	refused bool  // something in it was refused without a store call; only charges go to the store
 	answer  Answer
 
+	index map[string]int // key → need, once there are more than a few
+
 	needRoom  [4]need
 	groupRoom [4]Take
 }
+
+// fewNeeds is how many needs are searched one by one.
+const fewNeeds = 8
 
 // need is what a request wants of one bucket, summed over its descriptors.
 type need struct {
@@ -173,6 +178,9 @@ func (h *part) require(key string, rule algorithms.Rule, op algorithms.Op, cost 
 	if i < 0 {
 		i = len(h.needs)
 		h.needs = append(h.needs, need{key: key, rule: rule})
+		if h.index != nil {
+			h.index[key] = i
+		}
 	}
 	n := &h.needs[i]
 	if rule.Limit() < n.rule.Limit() {
@@ -189,7 +197,20 @@ func (h *part) require(key string, rule algorithms.Rule, op algorithms.Op, cost 
 	return i
 }
 
+// find returns the index of the need for a key, -1 when there is none.
 func (h *part) find(key string) int {
+	if h.index == nil && len(h.needs) > fewNeeds {
+		h.index = make(map[string]int)
+		for i := range h.needs {
+			h.index[h.needs[i].key] = i
+		}
+	}
+	if h.index != nil {
+		if i, ok := h.index[key]; ok {
+			return i
+		}
+		return -1
+	}
 	for i := range h.needs {
 		if h.needs[i].key == key {
 			return i
