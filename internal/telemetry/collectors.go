@@ -43,19 +43,12 @@ func oneIf(b bool) float64 {
 	return 0
 }
 
-// WatchMemoryStore shows how full the memory store is and how many takes fell to its overflow buckets, both asked anew at
-// each scrape. Call it once.
-func (r *Recorder) WatchMemoryStore(buckets, overflowed func() float64) {
-	r.reg.MustRegister(
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "sentinel_memory_store_buckets",
-			Help: "Buckets that the memory store keeps.",
-		}, buckets),
-		prometheus.NewCounterFunc(prometheus.CounterOpts{
-			Name: "sentinel_memory_store_overflow_total",
-			Help: "Takes on a new key that found the memory store full and shared their limit's overflow bucket.",
-		}, overflowed),
-	)
+// WatchMemoryStore shows how many buckets the memory store keeps, asked anew at each scrape. Call it once.
+func (r *Recorder) WatchMemoryStore(buckets func() int) {
+	r.reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "sentinel_memory_store_buckets",
+		Help: "Buckets that the memory store keeps.",
+	}, func() float64 { return float64(buckets()) }))
 }
 
 // WatchLog shows how many log lines were lost. Call it once.

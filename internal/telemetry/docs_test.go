@@ -49,7 +49,7 @@ func everything() describing {
 	reg := describing{prometheus.NewPedanticRegistry(), map[string]string{}}
 	r := telemetry.New(telemetry.Config{Registerer: reg, Log: slog.New(slog.DiscardHandler)})
 	r.WatchBreaker(func() string { return "closed" })
-	r.WatchMemoryStore(func() float64 { return 0 }, func() float64 { return 0 })
+	r.WatchMemoryStore(func() int { return 0 })
 	r.WatchLog(telemetry.NewWriter(io.Discard, 1))
 	r.PoliciesLoaded(telemetry.Policies{Hash: "h", Loaded: time.Unix(1, 0), Endpoints: 1})
 	r.Endpoint("orders")

@@ -24,6 +24,7 @@ type metrics struct {
 	healed          prometheus.Counter
 	clockBehind     prometheus.Counter
 	transitions     closedCounter[string]
+	memoryOverflow  prometheus.Counter
 
 	unknownEndpoint closedCounter[rls.Service]
 	unknownDomain   closedCounter[rls.Service]
@@ -89,6 +90,8 @@ func newMetrics(reg prometheus.Registerer) metrics {
 			"Answers of a store whose clock stood before a time that it had stored."),
 		transitions: closed(reg, "sentinel_breaker_transitions_total",
 			"Transitions of the store's circuit breaker into a state.", "to", breakerStates[:]...),
+		memoryOverflow: counter(reg, "sentinel_memory_store_overflow_total",
+			"Takes on a new key that found the memory store full and shared their rule's overflow bucket."),
 
 		unknownEndpoint: closed(reg, "sentinel_unknown_endpoint_total",
 			"Requests of a known domain whose endpoint id is missing or not configured.", "service", services...),

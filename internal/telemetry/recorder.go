@@ -131,6 +131,9 @@ func (r *Recorder) RoundTrip(groups int, took time.Duration, ok bool) {
 // ScriptLoaded counts a script sent to the store because it was not there.
 func (r *Recorder) ScriptLoaded() { r.metrics.scriptLoads.Inc() }
 
+// MemoryOverflowed counts takes of the memory store that shared an overflow bucket.
+func (r *Recorder) MemoryOverflowed(takes int) { r.metrics.memoryOverflow.Add(float64(max(takes, 0))) }
+
 // BreakerChanged counts and logs a transition of the store's breaker.
 func (r *Recorder) BreakerChanged(from, to string) {
 	r.metrics.transitions.add(to, 1)

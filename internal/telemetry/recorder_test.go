@@ -204,9 +204,11 @@ func TestStoreObservations(t *testing.T) {
 func TestMemoryStoreIsWatched(t *testing.T) {
 	t.Parallel()
 	r, reg := newRecorder(t)
-	buckets, overflowed := 0.0, 0.0
-	r.WatchMemoryStore(func() float64 { return buckets }, func() float64 { return overflowed })
-	buckets, overflowed = 100, 7
+	buckets := 0
+	r.WatchMemoryStore(func() int { return buckets })
+	buckets = 100
+	r.MemoryOverflowed(7)
+	r.MemoryOverflowed(-1)
 	wantMetrics(t, reg, "sentinel_memory_store_buckets 100", "sentinel_memory_store_buckets")
 	wantMetrics(t, reg, "sentinel_memory_store_overflow_total 7", "sentinel_memory_store_overflow_total")
 }
