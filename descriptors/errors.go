@@ -129,8 +129,9 @@ func distance(a, b string) int {
 	return row[len(b)]
 }
 
-// pick is the hint for a wrong word: the one probably meant, else all there are.
+// pick is the hint for a wrong word: the one probably meant, else all there are. Empty names are no words.
 func pick(word string, words []string) string {
+	words = slices.DeleteFunc(slices.Clone(words), func(w string) bool { return w == "" })
 	if w := nearest(word, words); w != "" {
 		return fmt.Sprintf("did you mean %s?", w)
 	}

@@ -148,7 +148,7 @@ func (s *source) requiredScopes(d draft, v value) []string {
 	if d.identityKnown && d.Identity == Anonymous {
 		s.report(v.Line, v.at, "required_scopes with identity: anonymous", "an anonymous caller has no token and no scopes: remove it")
 	}
-	items, _ := s.list(v)
+	items, _ := s.list(v, "a list of scopes")
 	scopes := make([]string, 0, len(items))
 	for _, item := range items {
 		scope := s.matching(item, scopeTokenGrammar, `use visible ASCII without space, " and \ (RFC 6749, 3.3)`)
@@ -235,7 +235,7 @@ func (s *source) limits(v value, d draft) (Verdict, []Limit) {
 		verdict, _ := word[Verdict](s, v, verdictNames)
 		return verdict, nil
 	}
-	items, ok := s.list(v)
+	items, ok := s.list(v, "a list of limits, or the word unlimited or blocked")
 	if !ok {
 		return Limited, nil
 	}
@@ -432,7 +432,9 @@ func (s *source) tenant(name, v value, d draft) *Policy {
 	}
 	if v, ok := f.optional("limits"); ok {
 		p.Verdict, p.Limits = s.limits(v, own)
-		s.checkShared(d.Limits, p.Limits, v)
+		if d.Verdict != Limited || len(d.Limits) > 0 { // else the policy's own limits are reported already
+			s.checkShared(d.Limits, p.Limits, v)
+		}
 	}
 	return &p
 }

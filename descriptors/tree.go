@@ -333,10 +333,10 @@ func (s *source) boolean(v value) (bool, bool) {
 	return false, false
 }
 
-// list reads v as a list.
-func (s *source) list(v value) ([]value, bool) {
+// list reads v as a list; want describes it.
+func (s *source) list(v value, want string) ([]value, bool) {
 	if v.Kind != yaml.SequenceNode {
-		s.wrongType(v, "a list")
+		s.wrongType(v, want)
 		return nil, false
 	}
 	items := make([]value, len(v.Content))
@@ -346,16 +346,15 @@ func (s *source) list(v value) ([]value, bool) {
 	return items, true
 }
 
-// word reads v as one of the names of an enumeration, and returns its place among them.
+// word reads v as one of the names of an enumeration, and returns its place among them. A value without a word has an
+// empty name.
 func word[E ~uint8](s *source, v value, names []string) (E, bool) {
 	text, ok := s.text(v)
 	if !ok {
 		return 0, false
 	}
-	for i, name := range names {
-		if name == text && name != "" {
-			return E(i), true
-		}
+	if i := slices.Index(names, text); i >= 0 && text != "" {
+		return E(i), true
 	}
 	s.report(v.Line, v.at, "unknown word "+quote(text), pick(text, names))
 	return 0, false
