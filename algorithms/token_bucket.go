@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// neverRefilled is how long a bucket with rate 0 is remembered after its last write.
-const neverRefilled = 366 * 24 * time.Hour
+// NeverRefilled is how long a bucket with rate 0 is remembered after its last write: forgotten after a year.
+const NeverRefilled = 366 * 24 * time.Hour
 
 // afterlife is how long a bucket outlives the moment at which it is as if untouched.
 const afterlife = time.Second
@@ -65,7 +65,7 @@ func (r Rule) untilLevel(s State, now Micros, level int64) time.Duration {
 
 func (r Rule) bucketExpiry(s State, now Micros) time.Duration {
 	if r.refill.Tokens == 0 {
-		return neverRefilled
+		return NeverRefilled
 	}
 	fill := mulDivUp(r.limit*micro-s.Level, r.refill.Seconds, r.refill.Tokens)
 	return Micros(fill).wholeMillis() + max(0, s.At-now).wholeMillis() + afterlife
