@@ -6,8 +6,8 @@ import (
 	"github.com/sentinel-rls/sentinel-rls/algorithms"
 )
 
-// MaxTakes bounds a group. It is well below what a script's call can pass on at once (8000 arguments).
-const MaxTakes = 4096
+// MaxTakes bounds a group. A server would be blocked by more.
+const MaxTakes = 1000
 
 // fewTakes is the size up to which comparing every pair of keys is cheaper than a set of them.
 const fewTakes = 8

@@ -28,7 +28,7 @@ func TestGroupValidate(t *testing.T) {
 		want  string // part of the error; empty: valid
 	}{
 		"empty":                     {want: "a group of 0 takes"},
-		"too many":                  {group: make(Group, MaxTakes+1), want: "a group of 4097 takes"},
+		"too many":                  {group: make(Group, MaxTakes+1), want: "a group of 1001 takes"},
 		"one":                       {group: Group{take("a")}},
 		"distinct":                  {group: Group{take("a"), take("b"), take("aa")}},
 		"many":                      {group: many},
