@@ -1,0 +1,82 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+
+	"github.com/sentinel-rls/sentinel-rls/config"
+	"github.com/sentinel-rls/sentinel-rls/descriptors"
+	"github.com/sentinel-rls/sentinel-rls/identity"
+	"github.com/sentinel-rls/sentinel-rls/internal/policyfile"
+)
+
+// settings are what the program was told, each part checked and all of them together.
+type settings struct {
+	cfg      config.Config
+	warnings []config.Warning
+	policies *descriptors.Set
+	demo     *demo // not nil: nothing was configured, and the built-in endpoint is served
+}
+
+// load is the same for serve and validate. Every error of it is an invalidError.
+func load(file string, env []string, flags []config.Override) (settings, error) {
+	s, err := loadParts(file, env, flags)
+	if err != nil {
+		return settings{}, invalidError{err}
+	}
+	return s, nil
+}
+
+func loadParts(file string, env []string, flags []config.Override) (s settings, err error) {
+	if s.cfg, s.warnings, err = config.Load(file, env, flags...); err != nil {
+		return s, err
+	}
+	switch {
+	case len(s.cfg.Policies) > 0:
+		s.policies, err = readPolicies(s.cfg.Policies, s.cfg.Redis.KeyPrefix)
+	case file != "":
+		s.policies = new(descriptors.Set)
+	case s.cfg.Redis.URL != "":
+		err = errors.New("redis.url: needs policies: the built-in demo endpoint has a secret that no other process knows" +
+			" (add --policies PATH or --config FILE)")
+	case !reflect.DeepEqual(s.cfg.JWT, config.Default().JWT):
+		err = errors.New("jwt: needs policies: the built-in demo endpoint has a secret of its own" +
+			" (add --policies PATH or --config FILE)")
+	default:
+		s.demo, s.policies, err = newDemo(&s.cfg)
+	}
+	if err != nil {
+		return s, err
+	}
+	if err = fit(s.cfg, s.policies); err != nil {
+		return s, err
+	}
+	_, err = identity.New(identityConfig(s.cfg, nil)) // what it refuses, validate refuses too
+	return s, err
+}
+
+// readPolicies returns the set of all files that paths name.
+func readPolicies(paths []string, keyPrefix string) (*descriptors.Set, error) {
+	files, err := policyfile.Read(paths)
+	if err != nil {
+		return nil, err
+	}
+	return descriptors.Parse(files, descriptors.Options{KeyPrefix: keyPrefix})
+}
+
+// fit checks what configuration and policies demand of one another.
+func fit(cfg config.Config, set *descriptors.Set) error {
+	tokens, anonymous := false, false
+	for _, p := range set.Policies() {
+		tokens = tokens || p.Identity == descriptors.TenantJWT
+		anonymous = anonymous || p.Identity == descriptors.Anonymous
+	}
+	err := cfg.CheckIdentities(tokens, anonymous)
+	if name := cfg.Authz.Domain; name != "" {
+		if _, ok := set.Domain(name); !ok {
+			err = errors.Join(err, fmt.Errorf("authz.domain: no policy file has the domain %q (name one that exists, or leave it empty for all)", name))
+		}
+	}
+	return err
+}

@@ -1,0 +1,102 @@
+// Command sentinel-rls answers Envoy's rate limit and ext_authz questions over gRPC. docs/cli.md is its manual.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/sentinel-rls/sentinel-rls/internal/telemetry"
+)
+
+// version is set by the linker (make build); empty: the module's own.
+var version string
+
+// Exit codes. docs/cli.md lists them.
+const (
+	exitOK      = 0
+	exitFailure = 1 // it could not run, or stopped by itself
+	exitUsage   = 2 // the command line is wrong
+	exitInvalid = 3 // configuration, policies, secrets, or the store's own configuration: someone must edit something
+)
+
+func main() {
+	// Whoever reads the log may go away; that must not end the process.
+	signal.Ignore(syscall.SIGPIPE)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	os.Exit(run(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
+}
+
+// commandLine is what can be asked of the program.
+type commandLine struct {
+	Serve    serveCommand    `cmd:"" help:"Answer Envoy. Without configuration: one demo endpoint, limits in memory."`
+	Validate validateCommand `cmd:"" help:"Check policies, and a configuration, without serving them."`
+	Version  versionCommand  `cmd:"" help:"Print the version."`
+}
+
+// environment is what a command may use of the world.
+type environment struct {
+	ctx            context.Context // done: stop
+	variables      []string        // as os.Environ
+	stdout, stderr io.Writer
+}
+
+// invalidError is an error that goes away when someone edits a file, a flag or a variable.
+type invalidError struct{ error }
+
+func (e invalidError) Unwrap() error { return e.error }
+
+// run is the program: args without its name, env as os.Environ gives it. It returns the exit code.
+func run(ctx context.Context, args, env []string, stdout, stderr io.Writer) int {
+	var line commandLine
+	helped := false
+	parser := kong.Must(&line,
+		kong.Name("sentinel-rls"),
+		kong.Description("Tenant-aware rate limits and authentication for Envoy."),
+		kong.Writers(stdout, stderr),
+		kong.Exit(func(int) { helped = true }),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
+	)
+	command, err := parser.Parse(args)
+	switch {
+	case helped:
+		return exitOK
+	case err != nil:
+		complain(stderr, fmt.Errorf("%w; see sentinel-rls --help", err))
+		return exitUsage
+	}
+	err = command.Run(&environment{ctx: ctx, variables: env, stdout: stdout, stderr: stderr})
+	if err == nil {
+		return exitOK
+	}
+	complain(stderr, err)
+	if _, ok := errors.AsType[invalidError](err); ok {
+		return exitInvalid
+	}
+	return exitFailure
+}
+
+// complain prints an error, one line for each of the problems that it joins.
+func complain(stderr io.Writer, err error) {
+	for problem := range strings.SplitSeq(err.Error(), "\n") {
+		fmt.Fprintln(stderr, "sentinel-rls: "+problem)
+	}
+}
+
+// versionCommand is `sentinel-rls version`.
+type versionCommand struct{}
+
+// Run prints one line.
+func (versionCommand) Run(env *environment) error {
+	b := telemetry.ReadBuild(version)
+	_, err := fmt.Fprintf(env.stdout, "sentinel-rls %s (revision %s, %s)\n", b.Version, b.Revision, b.Go)
+	return err
+}

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/sentinel-rls/sentinel-rls/descriptors"
+)
+
+// validateCommand is `sentinel-rls validate`.
+type validateCommand struct {
+	Paths  []string `arg:"" optional:"" name:"path" help:"Policy files, or directories of them."`
+	Config string   `placeholder:"FILE" help:"Also check this process configuration, with the environment, and that policies fit it. Its own policies are read when no PATH is given."`
+}
+
+// Validate refuses a command line that asks for nothing.
+func (c *validateCommand) Validate() error {
+	if len(c.Paths) == 0 && c.Config == "" {
+		return errors.New("expected a PATH or --config FILE")
+	}
+	return nil
+}
+
+// Run prints what the policies hold, or every problem in them.
+func (c *validateCommand) Run(env *environment) error {
+	if c.Config == "" {
+		set, err := readPolicies(c.Paths, "")
+		if err != nil {
+			return invalidError{err}
+		}
+		return summarize(env.stdout, set)
+	}
+	s, err := load(c.Config, env.variables, overrides(override("PATH", "policies", c.Paths...)))
+	if err != nil {
+		return err
+	}
+	for _, w := range s.warnings {
+		fmt.Fprintln(env.stderr, "sentinel-rls: warning: "+w.String())
+	}
+	return summarize(env.stdout, s.policies)
+}
+
+// summarize prints one paragraph per file and OK.
+func summarize(w io.Writer, set *descriptors.Set) error {
+	for _, file := range set.Summary() {
+		if _, err := fmt.Fprintln(w, file); err != nil {
+			return err
+		}
+	}
+	_, err := fmt.Fprintf(w, "OK %s\n", set.Hash())
+	return err
+}

@@ -1,0 +1,87 @@
+package main
+
+import (
+	"log/slog"
+	"net/netip"
+	"time"
+
+	"github.com/sentinel-rls/sentinel-rls/config"
+	"github.com/sentinel-rls/sentinel-rls/envoy"
+	"github.com/sentinel-rls/sentinel-rls/identity"
+	"github.com/sentinel-rls/sentinel-rls/internal/telemetry"
+	"github.com/sentinel-rls/sentinel-rls/rls"
+)
+
+// What the configuration says, in each package's own words. config.Load has checked the values.
+
+func identityConfig(cfg config.Config, onPrivatePeer func(netip.Addr)) identity.Config {
+	c := identity.Config{
+		Tokens: identity.TokenConfig{
+			Algorithms: cfg.JWT.Algorithms, Audience: cfg.JWT.Audience, Issuer: cfg.JWT.Issuer, Leeway: cfg.JWT.Leeway,
+			TenantClaim: cfg.JWT.TenantClaim, ScopeClaim: cfg.JWT.ScopeClaim,
+		},
+		Cookie: identity.CookieConfig{
+			Name: cfg.Anonymous.CookieName, TTL: cfg.Anonymous.CookieTTL, Insecure: !cfg.Anonymous.CookieSecure,
+		},
+		Address: identity.AddressConfig{
+			Hops: cfg.ClientAddress.Hops, IPv6Prefix: cfg.ClientAddress.IPv6Prefix, OnPrivatePeer: onPrivatePeer,
+		},
+	}
+	for _, k := range cfg.JWT.Keys {
+		c.Tokens.Keys = append(c.Tokens.Keys, identity.HMACKey{Algorithm: k.Algorithm, KeyID: k.KeyID, Secret: identity.Secret(k.Secret.Reveal())})
+	}
+	for _, s := range cfg.Anonymous.CookieSecrets {
+		c.Cookie.Secrets = append(c.Cookie.Secrets, identity.Secret(s.Reveal()))
+	}
+	switch cfg.ClientAddress.From {
+	case "peer":
+		c.Address.From = identity.FromPeer
+	case "xff":
+		c.Address.From = identity.FromForwardedFor
+	}
+	for _, text := range cfg.ClientAddress.TrustedProxies {
+		if network, err := config.ParseNetwork(text); err == nil { // config.Load refuses others
+			c.Address.TrustedProxies = append(c.Address.TrustedProxies, network)
+		}
+	}
+	return c
+}
+
+func engineConfig(cfg config.Config, s store, identities rls.Identifier, recorder rls.Recorder) rls.Config {
+	return rls.Config{
+		Store: s, Identifier: identities, Recorder: recorder, BreakerState: s.breakerState,
+		StoreBudget:       cfg.Redis.Budget,
+		Reserve:           max(cfg.Guard.Reserve, time.Nanosecond), // the engine takes 0 for its default
+		NoDeadline:        cfg.Guard.NoDeadline,
+		AuthzDomain:       cfg.Authz.Domain,
+		OKUnknownEndpoint: cfg.UnknownEndpoint == "ok",
+		DenyUnknownDomain: cfg.UnknownDomain == "over_limit",
+		Names: rls.Names{
+			Tenant: cfg.Names.Entries.Tenant, EndpointID: cfg.Names.Entries.EndpointID, User: cfg.Names.Entries.User,
+			Cookie: cfg.Names.Entries.Cookie, Address: cfg.Names.Entries.Address,
+		},
+		Bounds: rls.Bounds{
+			Descriptors: cfg.Bounds.Descriptors, Entries: cfg.Bounds.Entries,
+			KeyBytes: cfg.Bounds.KeyBytes, ValueBytes: cfg.Bounds.ValueBytes,
+		},
+	}
+}
+
+func serverConfig(cfg config.Config, engine *rls.Engine, recorder *telemetry.Recorder, log *slog.Logger) envoy.Config {
+	return envoy.Config{
+		Engine: engine, Recorder: recorder, Log: log,
+		Names: envoy.Names{
+			MetadataNamespace: cfg.Names.Metadata.Namespace, EndpointID: cfg.Names.Metadata.EndpointID,
+			ClientAddressHeader: cfg.ClientAddress.Header,
+			TenantHeader:        cfg.Names.Headers.Tenant, SubjectHeader: cfg.Names.Headers.Subject, ReasonHeader: cfg.Names.Headers.Reason,
+		},
+		Reflection:            cfg.GRPC.Reflection,
+		MaxMessageBytes:       cfg.GRPC.MaxRecvBytes,
+		MaxConcurrentStreams:  uint32(cfg.GRPC.MaxConcurrentStreams),
+		PingMinTime:           cfg.GRPC.Keepalive.MinTime,
+		PingTime:              cfg.GRPC.Keepalive.Time,
+		PingTimeout:           cfg.GRPC.Keepalive.Timeout,
+		MaxConnectionAge:      cfg.GRPC.Keepalive.MaxConnectionAge,
+		MaxConnectionAgeGrace: cfg.GRPC.Keepalive.MaxConnectionAgeGrace,
+	}
+}
