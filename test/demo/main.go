@@ -71,7 +71,7 @@ func introduce(w io.Writer, s *story.Stack) {
 		buckets = fmt.Sprintf("%s %s at %s", s.Store.Kind(), s.Store.Version(), s.Store.Addr())
 	}
 	fmt.Fprintf(w, "client → Envoy %s → upstream %s\n           ↓\n        sentinel-rls %s → %s\n",
-		s.URL, s.Upstream.Addr, s.GRPCAddr, buckets)
+		s.URL, s.Upstream.Addr, s.Sentinel.GRPCAddr, buckets)
 }
 
 func play(ctx context.Context, w io.Writer, s *story.Stack) (passed, failed int) {
@@ -110,5 +110,5 @@ Everything stays up until Ctrl-C. Each tenant may create three orders at once, a
 
   curl -s %s/metrics | grep ^sentinel_
   curl -s http://%s/stats | grep -E 'ext_authz|ratelimit'
-`, s.Token("initech"), s.URL, s.URL, s.URL, s.Token("umbrella"), s.URL, s.AdminURL, s.Envoy.Admin())
+`, s.Token("initech"), s.URL, s.URL, s.URL, s.Token("umbrella"), s.URL, s.Sentinel.AdminURL, s.Envoy.Admin())
 }

@@ -100,6 +100,22 @@ func (r *Response) String() string {
 	return strconv.Itoa(r.Status)
 }
 
+// fetch asks an operator's interface, on a connection of its own.
+func fetch(ctx context.Context, url string) (status int, body string, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return 0, "", err
+	}
+	req.Close = true
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, "", err
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(data), err
+}
+
 // tally renders answers in order, equal neighbours together: "3 × 200, 1 × 429 RATE_LIMITED".
 func tally(answers []*Response) string {
 	var parts []string

@@ -38,12 +38,10 @@ type Options struct {
 type Stack struct {
 	Upstream *Upstream
 	Store    *testserver.Server // nil: memory
-	Sentinel *testserver.Process
+	Sentinel *Sentinel
 	Envoy    *testserver.Envoy
 
-	URL      string // of Envoy's listener, where clients go
-	GRPCAddr string // of sentinel-rls, host:port
-	AdminURL string // of sentinel-rls
+	URL string // of Envoy's listener, where clients go
 
 	client *http.Client
 	secret []byte
@@ -86,7 +84,7 @@ func Start(ctx context.Context, o Options) (_ *Stack, err error) {
 			return nil, err
 		}
 	}
-	if err = s.startSentinel(ctx, root, o); err != nil {
+	if s.Sentinel, err = startSentinel(ctx, o, s.Store); err != nil {
 		return nil, err
 	}
 	return s, s.startEnvoy(ctx, root, o)
@@ -103,62 +101,6 @@ func (o Options) port(fixed int) int {
 	}
 	l.Close()
 	return fixed
-}
-
-func (s *Stack) startSentinel(ctx context.Context, root string, o Options) error {
-	// Another process may take a free port before the program does; then it says so and ends.
-	for attempt := 0; ; attempt++ {
-		var ports [2]int
-		for i, fixed := range []int{portGRPC, portAdmin} {
-			if ports[i] = o.port(fixed); ports[i] == 0 {
-				var err error
-				if ports[i], err = testserver.FreePort(); err != nil {
-					return err
-				}
-			}
-		}
-		s.GRPCAddr, s.AdminURL = testserver.LoopbackAddr(ports[0]), "http://"+testserver.LoopbackAddr(ports[1])
-		args := []string{
-			"serve", "--config", filepath.Join(root, "examples", "demo", "sentinel.yaml"),
-			"--grpc", s.GRPCAddr, "--admin", testserver.LoopbackAddr(ports[1]),
-		}
-		if s.Store != nil {
-			args = append(args, "--redis", s.Store.URL())
-		}
-		var env []string
-		if o.Patience > 0 {
-			env = append(env, "SENTINEL_REDIS_BUDGET="+(o.Patience/2).String())
-		}
-		var err error
-		if s.Sentinel, err = testserver.Exec("sentinel-rls", o.Binary, args, env); err != nil {
-			return err
-		}
-		err = s.awaitReady(ctx)
-		if err == nil || attempt == 5 || !strings.Contains(s.Sentinel.Log(), "address already in use") {
-			return err
-		}
-	}
-}
-
-// awaitReady returns once /readyz says that answers can be given.
-func (s *Stack) awaitReady(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
-	defer cancel()
-	for {
-		if resp, err := s.client.Get(s.AdminURL + "/readyz"); err == nil {
-			resp.Body.Close()
-			if resp.StatusCode == http.StatusOK {
-				return nil
-			}
-		}
-		select {
-		case <-s.Sentinel.Done():
-			return fmt.Errorf("sentinel-rls ended with exit code %d:\n%s", s.Sentinel.ExitCode(), s.Sentinel.Log())
-		case <-ctx.Done():
-			return fmt.Errorf("sentinel-rls is not ready: %w\n%s", ctx.Err(), s.Sentinel.Log())
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
 }
 
 func (s *Stack) startEnvoy(ctx context.Context, root string, o Options) error {
@@ -179,7 +121,7 @@ func (s *Stack) startEnvoy(ctx context.Context, root string, o Options) error {
 	}
 	port(portIngress, testserver.LoopbackAddr(o.port(portIngress)))
 	port(portUpstream, s.Upstream.Addr)
-	port(portGRPC, s.GRPCAddr)
+	port(portGRPC, s.Sentinel.GRPCAddr)
 	if o.Patience > 0 {
 		replace("timeout: 0.25s", "timeout: "+strconv.FormatFloat(o.Patience.Seconds(), 'f', 3, 64)+"s", 3)
 	}
@@ -214,6 +156,12 @@ func (s *Stack) awaitAnswers(ctx context.Context) error {
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
+}
+
+// Another starts one more sentinel-rls on the same store and configuration, which Envoy knows nothing of. The caller
+// kills it before the stack stops.
+func (s *Stack) Another(ctx context.Context, o Options) (*Sentinel, error) {
+	return startSentinel(ctx, o, s.Store)
 }
 
 // Stop ends everything. Stopping a stack that is stopped or did not start is legal.

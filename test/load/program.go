@@ -1,0 +1,167 @@
+package load
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/golang-jwt/jwt/v5"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+
+	"github.com/sentinel-rls/sentinel-rls/internal/testserver"
+)
+
+// Build builds sentinel-rls from the source, as it is released, and returns the path of the binary in dir.
+func Build(ctx context.Context, dir string) (string, error) {
+	root, err := testserver.Root()
+	if err != nil {
+		return "", err
+	}
+	binary := filepath.Join(dir, "sentinel-rls")
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", binary, "./cmd/sentinel-rls")
+	cmd.Dir, cmd.Env = root, append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("building sentinel-rls: %w\n%s", err, out)
+	}
+	return binary, nil
+}
+
+// Settings are what a Program is started with.
+type Settings struct {
+	Binary   string             // from Build
+	Policies string             // a policy file's text; its domain is Domain
+	Store    *testserver.Server // nil: the program's own memory
+	Env      []string           // settings beside the defaults, as SENTINEL_…=value
+}
+
+// Program is a running sentinel-rls with a temporary directory of its own.
+type Program struct {
+	*testserver.Process
+	dir         string
+	secret      []byte
+	grpc, admin string
+}
+
+// Start starts the program and returns once it is ready and, where it has a store, connected. The caller ends it with Stop.
+func Start(ctx context.Context, s Settings) (_ *Program, err error) {
+	p := &Program{secret: []byte(rand.Text() + rand.Text())}
+	if p.dir, err = os.MkdirTemp("", "sentinel-rls"); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			p.Stop()
+		}
+	}()
+	config, err := p.write(s)
+	if err != nil {
+		return nil, err
+	}
+	args := []string{"serve", "--config", config, "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0"}
+	if s.Store != nil {
+		args = append(args, "--redis", s.Store.URL())
+	}
+	if p.Process, err = testserver.Exec("sentinel-rls", s.Binary, args, s.Env); err != nil {
+		return nil, err
+	}
+	if err := await(ctx, p.Process, func() bool { return p.readAddresses() && p.ready(ctx) }); err != nil {
+		return nil, fmt.Errorf("sentinel-rls: %w", err)
+	}
+	return p, nil
+}
+
+// write writes configuration, policies and secret, and returns the configuration's path.
+func (p *Program) write(s Settings) (config string, err error) {
+	config = filepath.Join(p.dir, "sentinel.yaml")
+	return config, errors.Join(
+		os.WriteFile(filepath.Join(p.dir, "secret"), p.secret, 0o600),
+		os.WriteFile(filepath.Join(p.dir, "policies.yaml"), []byte(s.Policies), 0o600),
+		os.WriteFile(config, []byte("policies: [policies.yaml]\njwt: {keys: [{alg: HS256, secret_file: secret}]}\n"), 0o600),
+	)
+}
+
+// readAddresses finds in the log where the program listens, since it chose its ports itself.
+func (p *Program) readAddresses() bool {
+	for line := range strings.Lines(p.Log()) {
+		var record struct{ Msg, GRPC, Admin string }
+		if json.Unmarshal([]byte(line), &record) == nil && record.Msg == "serving" {
+			p.grpc, p.admin = record.GRPC, record.Admin
+			return true
+		}
+	}
+	return false
+}
+
+// ready says whether /readyz reports neither a reason to wait nor a degradation.
+func (p *Program) ready(ctx context.Context) bool {
+	text, err := p.get(ctx, "/readyz")
+	var body struct{ Degraded []string }
+	return err == nil && json.Unmarshal(text, &body) == nil && len(body.Degraded) == 0
+}
+
+func (p *Program) get(ctx context.Context, path string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, p.AdminURL()+path, http.NoBody)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("GET %s: %s", path, answer.Status)
+	}
+	return io.ReadAll(answer.Body)
+}
+
+// Metric returns the sum over all series of a counter or gauge, 0 when there is none.
+func (p *Program) Metric(ctx context.Context, name string) (sum float64, err error) {
+	text, err := p.get(ctx, "/metrics")
+	if err != nil {
+		return 0, err
+	}
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(bytes.NewReader(text))
+	if err != nil {
+		return 0, fmt.Errorf("reading metrics: %w", err)
+	}
+	for _, m := range families[name].GetMetric() {
+		sum += m.GetCounter().GetValue() + m.GetGauge().GetValue()
+	}
+	return sum, nil
+}
+
+// Token returns a bearer token of a tenant that the program accepts for an hour.
+func (p *Program) Token(tenant string) (string, error) {
+	return jwt.NewWithClaims(jwt.SigningMethodHS256, jwt.RegisteredClaims{
+		Subject: tenant, ExpiresAt: jwt.NewNumericDate(time.Now().Add(time.Hour)),
+	}).SignedString(p.secret)
+}
+
+// Addr returns host and port of the gRPC services.
+func (p *Program) Addr() string { return p.grpc }
+
+// AdminURL returns where metrics and profiles are served.
+func (p *Program) AdminURL() string { return "http://" + p.admin }
+
+// Stop kills the program and removes its directory. Stopping twice is legal.
+func (p *Program) Stop() {
+	if p.Process != nil {
+		p.Kill()
+	}
+	_ = os.RemoveAll(p.dir)
+}
