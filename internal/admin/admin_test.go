@@ -10,7 +10,6 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -40,8 +39,8 @@ func config(token string, health *admin.Health) admin.Config {
 	}
 }
 
-func loaded(d ...admin.Degradation) *admin.Health {
-	h := admin.NewHealth(d...)
+func loaded() *admin.Health {
+	h := admin.NewHealth(nil)
 	h.Loaded()
 	return h
 }
@@ -65,11 +64,8 @@ const (
 
 func TestReadyzFollowsTheProcess(t *testing.T) {
 	t.Parallel()
-	var down, open atomic.Bool
-	health := admin.NewHealth(
-		admin.Degradation{Code: "redis_down", Active: down.Load},
-		admin.Degradation{Code: "breaker_open", Active: open.Load},
-	)
+	var degraded []string
+	health := admin.NewHealth(func() []string { return degraded })
 	var told []bool
 	health.Follow(func(ready bool) { told = append(told, ready) })
 	s := admin.New(config("", health))
@@ -87,9 +83,9 @@ func TestReadyzFollowsTheProcess(t *testing.T) {
 	step("before the first policy set", 503, `{"status":"starting","degraded":[]}`)
 	health.Loaded()
 	step("with policies", 200, `{"status":"ready","degraded":[]}`)
-	down.Store(true)
+	degraded = []string{"redis_down"}
 	step("Redis away", 200, `{"status":"ready","degraded":["redis_down"]}`)
-	open.Store(true)
+	degraded = append(degraded, "breaker_open")
 	step("Redis away for longer", 200, `{"status":"ready","degraded":["redis_down","breaker_open"]}`)
 	health.Loaded()
 	health.Stopping()

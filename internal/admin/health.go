@@ -2,16 +2,10 @@ package admin
 
 import "sync"
 
-// Degradation is a code that /readyz shows while it is true. The process still answers then, by its fail modes.
-type Degradation struct {
-	Code   string      // redis_down, breaker_open
-	Active func() bool // safe for concurrent use; never waits
-}
-
 // Health is whether this process should be asked. It is ready from the first policy set until it stops; a store that is
 // away only degrades it, or the platform would take every replica away in an outage. Safe for concurrent use.
 type Health struct {
-	degradations []Degradation
+	degraded func() []string
 
 	mu        sync.Mutex // guards everything below; held while followers are told, so that they learn of changes in order
 	loaded    bool
@@ -19,8 +13,9 @@ type Health struct {
 	followers []func(ready bool)
 }
 
-// NewHealth returns a Health that is not ready yet.
-func NewHealth(degradations ...Degradation) *Health { return &Health{degradations: degradations} }
+// NewHealth returns a Health that is not ready yet. degraded returns codes of what is wrong although answers are given, as
+// redis_down; it must be safe for concurrent use and not wait. nil: nothing ever is.
+func NewHealth(degraded func() []string) *Health { return &Health{degraded: degraded} }
 
 // Loaded says that there is a policy set.
 func (h *Health) Loaded() { h.change(func() { h.loaded = true }) }
@@ -53,7 +48,7 @@ func (h *Health) ready() bool { return h.loaded && !h.stopping }
 // Status is the body of /readyz.
 type Status struct {
 	Status   string   `json:"status"`   // ready, starting, stopping
-	Degraded []string `json:"degraded"` // codes, in the order of their declaration; never null
+	Degraded []string `json:"degraded"` // codes; never null
 }
 
 // Status returns the state now, and whether it is ready.
@@ -68,10 +63,8 @@ func (h *Health) Status() (s Status, ready bool) {
 	case !loaded:
 		s.Status = "starting"
 	}
-	for _, d := range h.degradations {
-		if d.Active() {
-			s.Degraded = append(s.Degraded, d.Code)
-		}
+	if h.degraded != nil {
+		s.Degraded = append(s.Degraded, h.degraded()...)
 	}
 	return s, loaded && !stopping
 }

@@ -24,6 +24,9 @@ type metrics struct {
 	healed          prometheus.Counter
 	clockBehind     prometheus.Counter
 	transitions     closedCounter[string]
+	queueFull       prometheus.Counter
+	connections     prometheus.Gauge
+	storeUnfit      prometheus.Gauge
 	memoryOverflow  prometheus.Counter
 
 	unknownEndpoint closedCounter[rls.Service]
@@ -90,6 +93,11 @@ func newMetrics(reg prometheus.Registerer) metrics {
 			"Answers of a store whose clock stood before a time that it had stored."),
 		transitions: closed(reg, "sentinel_breaker_transitions_total",
 			"Transitions of the store's circuit breaker into a state.", "to", breakerStates[:]...),
+		queueFull: counter(reg, "sentinel_store_queue_full_total",
+			"Calls that found the queue to the store full and were answered as if it were unavailable."),
+		connections: gauge(reg, "sentinel_store_connections", "Open connections to the store."),
+		storeUnfit: gauge(reg, "sentinel_store_unfit",
+			"1 while the store's configuration is unfit (eviction, rights, version), so that nothing is sent to it."),
 		memoryOverflow: counter(reg, "sentinel_memory_store_overflow_total",
 			"Takes on a new key that found the memory store full and shared their rule's overflow bucket."),
 
@@ -154,6 +162,10 @@ func counter(reg prometheus.Registerer, name, help string) prometheus.Counter {
 
 func counterVec(reg prometheus.Registerer, name, help string, labels ...string) *prometheus.CounterVec {
 	return register(reg, prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels))
+}
+
+func gauge(reg prometheus.Registerer, name, help string) prometheus.Gauge {
+	return register(reg, prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help}))
 }
 
 func gaugeVec(reg prometheus.Registerer, name, help string, labels ...string) *prometheus.GaugeVec {

@@ -131,6 +131,15 @@ func (r *Recorder) RoundTrip(groups int, took time.Duration, ok bool) {
 // ScriptLoaded counts a script sent to the store because it was not there.
 func (r *Recorder) ScriptLoaded() { r.metrics.scriptLoads.Inc() }
 
+// QueueFull counts a call that found the queue to the store full.
+func (r *Recorder) QueueFull() { r.metrics.queueFull.Inc() }
+
+// Connections shows the number of open connections to the store.
+func (r *Recorder) Connections(open int) { r.metrics.connections.Set(float64(open)) }
+
+// StoreUnfit shows whether the store's configuration is unfit, so that nothing is sent to it.
+func (r *Recorder) StoreUnfit(unfit bool) { r.metrics.storeUnfit.Set(oneIf(unfit)) }
+
 // MemoryOverflowed counts takes of the memory store that shared an overflow bucket.
 func (r *Recorder) MemoryOverflowed(takes int) { r.metrics.memoryOverflow.Add(float64(max(takes, 0))) }
 

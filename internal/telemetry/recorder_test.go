@@ -183,6 +183,11 @@ func TestStoreObservations(t *testing.T) {
 	r.RoundTrip(14, 1500*time.Microsecond, true)
 	r.RoundTrip(1, 20*time.Millisecond, false)
 	r.ScriptLoaded()
+	r.QueueFull()
+	r.Connections(3)
+	r.Connections(2)
+	r.StoreUnfit(false)
+	r.StoreUnfit(true)
 	r.Healed(2)
 	r.Healed(-1)
 	r.ClockBehind()
@@ -195,6 +200,9 @@ func TestStoreObservations(t *testing.T) {
 	for name, want := range map[string]string{
 		"sentinel_store_script_loads_total": "1",
 		"sentinel_store_healed_total":       "2",
+		"sentinel_store_queue_full_total":   "1",
+		"sentinel_store_connections":        "2",
+		"sentinel_store_unfit":              "1",
 		"sentinel_store_clock_behind_total": "1",
 	} {
 		wantMetrics(t, reg, name+" "+want, name)
