@@ -1,0 +1,135 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/sentinel-rls/sentinel-rls/test/load"
+)
+
+// Idle is the resident memory of a program that nobody has asked anything.
+type Idle struct {
+	Endpoints int     `json:"endpoints"`
+	Seconds   float64 `json:"seconds"` // since the start
+	Bytes     int64   `json:"bytes"`
+	Limit     int64   `json:"limit"` // it must stay under
+}
+
+// Full is the resident memory of a program whose memory store is full, while ever more tenants come.
+type Full struct {
+	Tenants   int     `json:"tenants"`       // distinct ones that have come in the end
+	Buckets   int64   `json:"buckets"`       // that the store keeps in the end
+	MaxBucket int64   `json:"max_buckets"`   // that it may keep
+	Filled    int64   `json:"bytes_filled"`  // the median over the first quarter of what came after it was full
+	End       int64   `json:"bytes_end"`     // the median over the last quarter
+	Limit     int64   `json:"limit"`         // End must stay under
+	Samples   []int64 `json:"bytes_sampled"` // after each twentieth of the tenants
+	Admitted  float64 `json:"admitted_share"`
+}
+
+const (
+	idleLimit = 48 << 20
+	// fullTolerance is the growth that counts as none: the collector lets the heap breathe.
+	fullTolerance = 0.05
+	fullSamples   = 20
+)
+
+// endpoints returns a policy file with n endpoints, each as an operator would write one.
+func endpoints(n int) string {
+	var file strings.Builder
+	file.WriteString("domain: load\nendpoints:\n")
+	for i := range n {
+		fmt.Fprintf(&file, `  endpoint-%d:
+    policy_version: 1
+    fail_mode: fail_open
+    emergency: {capacity: 50, refill: 25/s}
+    limits:
+      - {algorithm: token_bucket, capacity: 100, refill: 50/s}
+      - {name: everyone, scope: global, algorithm: sliding_window, limit: 5000, window: 1m}
+`, i)
+	}
+	return file.String()
+}
+
+func (b *bench) memoryIdle(ctx context.Context) error {
+	program, err := load.Start(ctx, load.Settings{Binary: b.binary, Policies: endpoints(b.size.IdleEndpoints)})
+	if err != nil {
+		return err
+	}
+	defer program.Stop()
+	select {
+	case <-time.After(b.size.IdleFor):
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	bytes, err := load.RSS(program.PID())
+	if err != nil {
+		return err
+	}
+	b.report.Idle = &Idle{b.size.IdleEndpoints, b.size.IdleFor.Seconds(), bytes, idleLimit}
+	return nil
+}
+
+// oneEach is a policy whose buckets stay in use for a day once they were asked, so that the store can drop none of them.
+// Its numbers admit everyone, also those who share the overflow bucket.
+const oneEach = `
+domain: load
+endpoints:
+  all:
+    policy_version: 1
+    fail_mode: fail_closed
+    limits:
+      - {algorithm: token_bucket, capacity: 1000000000, refill: 1/d}
+`
+
+func (b *bench) memoryFull(ctx context.Context) error {
+	program, conns, stop, err := b.start(ctx, load.Settings{
+		Policies: oneEach, Env: []string{fmt.Sprintf("SENTINEL_MEMORY_MAX_BUCKETS=%d", b.size.FullBuckets)},
+	})
+	if err != nil {
+		return err
+	}
+	defer stop()
+	full := Full{Tenants: b.size.FullTenants, MaxBucket: int64(b.size.FullBuckets)}
+	step, admitted := b.size.FullTenants/fullSamples, int64(0)
+	for i := range fullSamples {
+		loop := load.Closed{Callers: b.size.Callers, Deadline: deadline, Calls: uint64(step), First: uint64(i * step)}
+		calls, err := loop.Run(ctx, conns, load.DistinctTenants("all"))
+		if err != nil {
+			return err
+		}
+		admitted += calls.Count(load.Allowed)
+		bytes, err := load.RSS(program.PID())
+		if err != nil {
+			return err
+		}
+		full.Samples = append(full.Samples, bytes)
+	}
+	buckets, err := program.Metric(ctx, "sentinel_memory_store_buckets")
+	if err != nil {
+		return err
+	}
+	full.Buckets = int64(buckets)
+	full.Admitted = float64(admitted) / float64(step*fullSamples)
+	full.judge(b.size.FullBuckets / step)
+	b.report.Full = &full
+	return nil
+}
+
+// judge compares the first and the last quarter of the samples from the given one on, after which the store was full.
+func (f *Full) judge(from int) {
+	after := f.Samples[min(from, len(f.Samples)-1):]
+	quarter := max(1, len(after)/4)
+	f.Filled, f.End = median(after[:quarter]), median(after[len(after)-quarter:])
+	f.Limit = int64(float64(f.Filled) * (1 + fullTolerance))
+}
+
+func median(bytes []int64) int64 {
+	values := make([]float64, len(bytes))
+	for i, b := range bytes {
+		values[i] = float64(b)
+	}
+	return int64(spreadOf(values).Median)
+}
