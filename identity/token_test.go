@@ -61,7 +61,7 @@ func TestSharedTokenVectors(t *testing.T) {
 			case "reject:signature":
 				reason = "signature"
 			case "reject", "no-token", // an empty credential was sent, and is unusable
-				"policy",               // ours: a token from the future is refused
+				"policy",                // ours: a token from the future is refused
 				"reject-or-accept-fast": // ours: longer than MaxTokenBytes
 			default:
 				t.Fatalf("expectation %q is unknown", v.Expect)
