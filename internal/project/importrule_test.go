@@ -28,7 +28,7 @@ var allowed = map[string][]string{
 	// Adapters.
 	"store/memory":    {"rls", "algorithms"},
 	"store/redis":     {"rls", "algorithms", "lua", "github.com/redis/go-redis/v9"},
-	"store/storetest": {"rls", "algorithms"},
+	"store/storetest": {"rls", "algorithms", "pgregory.net/rapid"}, // tests alone import it
 	"envoy": {
 		"rls", "identity", "github.com/envoyproxy/go-control-plane", "google.golang.org/grpc",
 		"google.golang.org/protobuf", "google.golang.org/genproto/googleapis/rpc",
