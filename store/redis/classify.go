@@ -1,0 +1,67 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sentinel-rls/sentinel-rls/rls"
+)
+
+// classify wraps an error of a command or a connection in the class of store failure that it is. This is the only place
+// that knows.
+func classify(err error) error {
+	return fmt.Errorf("%w: %w", classOf(err), err)
+}
+
+func classOf(err error) error {
+	if reply, ok := errors.AsType[redis.Error](err); ok {
+		if unavailable(reply.Error()) {
+			return rls.ErrUnavailable
+		}
+		return rls.ErrStore
+	}
+	// A full pool reports a timeout, but nothing was sent.
+	if errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrPoolExhausted) {
+		return rls.ErrUnavailable
+	}
+	// By a race, the library returns the context's error or the socket's.
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) {
+		return rls.ErrTimeout
+	}
+	if failure, ok := errors.AsType[net.Error](err); ok && failure.Timeout() {
+		return rls.ErrTimeout
+	}
+	return rls.ErrUnavailable // refused, reset, closed, no such host, not a Redis at all
+}
+
+// isReply reports whether err is what the server answered, so that the connection and its other replies are sound.
+func isReply(err error) bool {
+	_, ok := errors.AsType[redis.Error](err)
+	return ok
+}
+
+// passing are the codes of replies by a server that cannot do its work now, whatever it is asked.
+var passing = []string{
+	"LOADING", "MASTERDOWN", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "BUSY",
+}
+
+func unavailable(reply string) bool {
+	code, _, _ := strings.Cut(reply, " ")
+	if slices.Contains(passing, code) || strings.HasPrefix(reply, "ERR max number of clients reached") {
+		return true
+	}
+	// Redis 6.2 wraps what a command of the script answered: "ERR Error running script (…): … -READONLY You can't …"
+	_, inner, ok := strings.Cut(reply, ": -")
+	if !ok {
+		return false
+	}
+	code, _, _ = strings.Cut(inner, " ")
+	return slices.Contains(passing, code)
+}

@@ -1,0 +1,209 @@
+package redis_test
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/sentinel-rls/sentinel-rls/algorithms"
+	"github.com/sentinel-rls/sentinel-rls/internal/testserver"
+	"github.com/sentinel-rls/sentinel-rls/rls"
+	"github.com/sentinel-rls/sentinel-rls/store/redis"
+)
+
+// open returns a running store. The test fails when it does not stop in time.
+func open(t testing.TB, cfg redis.Config) *redis.Store {
+	t.Helper()
+	store, stop := start(t, cfg)
+	t.Cleanup(stop)
+	return store
+}
+
+func start(t testing.TB, cfg redis.Config) (*redis.Store, func()) {
+	t.Helper()
+	store, err := redis.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	stopped := make(chan error, 1)
+	go func() { stopped <- store.Run(ctx) }()
+	return store, sync.OnceFunc(func() {
+		cancel()
+		select {
+		case err := <-stopped:
+			if err != nil {
+				t.Errorf("Run: %v", err)
+			}
+		case <-time.After(10 * time.Second):
+			t.Error("the store does not stop")
+		}
+	})
+}
+
+// onEach runs a test on a server of its own of each kind.
+func onEach(t *testing.T, run func(t *testing.T, server *testserver.Server), opts ...testserver.Option) {
+	t.Parallel()
+	for _, kind := range testserver.Kinds() {
+		t.Run(string(kind), func(t *testing.T) {
+			t.Parallel()
+			run(t, testserver.Start(t, kind, opts...))
+		})
+	}
+}
+
+// raw is a client of the server that is not the store.
+func raw(t testing.TB, server *testserver.Server) *goredis.Client {
+	t.Helper()
+	options, err := goredis.ParseURL(server.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	options.DisableIdentity = true
+	client := goredis.NewClient(options)
+	t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// backend is storetest.Server.
+type backend struct {
+	*testserver.Server
+	client *goredis.Client
+}
+
+func (b backend) Read(t testing.TB, key string) (string, time.Duration, bool) {
+	t.Helper()
+	value, err := b.client.Get(t.Context(), key).Result()
+	if err == goredis.Nil { //nolint:errorlint // the library returns this very value
+		return "", 0, false
+	}
+	must(t, err)
+	ttl, err := b.client.PTTL(t.Context(), key).Result()
+	must(t, err)
+	return value, ttl, true
+}
+
+func (b backend) Write(t testing.TB, key, value string, ttl time.Duration) {
+	t.Helper()
+	must(t, b.client.Set(t.Context(), key, value, ttl).Err())
+}
+
+func (b backend) WriteList(t testing.TB, key string) {
+	t.Helper()
+	must(t, b.client.Del(t.Context(), key).Err())
+	must(t, b.client.RPush(t.Context(), key, "1:2", "3").Err())
+}
+
+func (b backend) Keys(t testing.TB) int {
+	t.Helper()
+	n, err := b.client.DBSize(t.Context()).Result()
+	must(t, err)
+	return int(n)
+}
+
+func (b backend) SetFull(t testing.TB, full bool) {
+	t.Helper()
+	limit := "0"
+	if full {
+		limit = "1"
+	}
+	must(t, b.client.ConfigSet(t.Context(), "maxmemory", limit).Err())
+}
+
+func (b backend) SetFrozen(t testing.TB, frozen bool) {
+	t.Helper()
+	if frozen {
+		must(t, b.Freeze())
+	} else {
+		must(t, b.Thaw())
+	}
+}
+
+// calls returns how often the server ran a command.
+func calls(t testing.TB, client *goredis.Client, command string) int {
+	t.Helper()
+	info, err := client.InfoMap(t.Context(), "commandstats").Result()
+	must(t, err)
+	var n int
+	_, _ = fmt.Sscanf(info["Commandstats"]["cmdstat_"+command], "calls=%d", &n) // absent: never
+	return n
+}
+
+// observer counts what it is told.
+type observer struct {
+	trips, failed, groups, largest atomic.Int64
+	loads, queueFull, connections  atomic.Int64
+	fault                          atomic.Pointer[redis.ConfigFault]
+	faults                         atomic.Int64
+}
+
+func (o *observer) RoundTrip(groups int, _ time.Duration, ok bool) {
+	o.trips.Add(1)
+	o.groups.Add(int64(groups))
+	for {
+		largest := o.largest.Load()
+		if int64(groups) <= largest || o.largest.CompareAndSwap(largest, int64(groups)) {
+			break
+		}
+	}
+	if !ok {
+		o.failed.Add(1)
+	}
+}
+func (o *observer) ScriptLoaded()        { o.loads.Add(1) }
+func (o *observer) QueueFull()           { o.queueFull.Add(1) }
+func (o *observer) Connections(open int) { o.connections.Store(int64(open)) }
+func (o *observer) ConfigFault(f *redis.ConfigFault) {
+	o.faults.Add(1)
+	o.fault.Store(f)
+}
+
+func never(t testing.TB, capacity int64) algorithms.Rule {
+	t.Helper()
+	rule, err := algorithms.NewTokenBucket(capacity, algorithms.Rate{})
+	must(t, err)
+	return rule
+}
+
+func take(key string, rule algorithms.Rule) rls.Group {
+	return rls.Group{{Key: key, Rule: rule, Op: algorithms.OpTake, Cost: 1}}
+}
+
+// decide asks for one group with a deadline.
+func decide(store *redis.Store, timeout time.Duration, group rls.Group) rls.Answer {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	return store.Decide(ctx, []rls.Group{group})[0]
+}
+
+// eventually waits until ok holds.
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 10 s: %s", what)
+		}
+	}
+}
+
+// as returns the URL with another user.
+func as(t testing.TB, server *testserver.Server, user, password string) string {
+	t.Helper()
+	u, err := url.Parse(server.URL())
+	must(t, err)
+	u.User = url.UserPassword(user, password)
+	return u.String()
+}

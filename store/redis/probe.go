@@ -1,0 +1,227 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sentinel-rls/sentinel-rls/algorithms"
+	"github.com/sentinel-rls/sentinel-rls/rls"
+)
+
+// DefaultProbeKey is the bucket that Probe takes from. No identity hashes to it.
+const DefaultProbeKey = "sentinel:v1:{probe}:probe:1"
+
+// The oldest servers that the scripts run on.
+const (
+	oldestRedis  = "6.2"
+	oldestValkey = "7.2"
+)
+
+// ConfigFault is a fault in how the server is configured, or in how this process is configured to reach it. Waiting does not
+// mend it.
+type ConfigFault struct {
+	Problem string // what is wrong
+	Mend    string // what to do about it
+}
+
+// Error returns both parts as one line.
+func (f *ConfigFault) Error() string { return f.Problem + ": " + f.Mend }
+
+// Probe asks the server for everything that the store needs: that this user may log in and run the script, that the
+// server is new enough, and that it evicts no keys. A configuration fault is a *ConfigFault; any other error wraps one of the
+// classes of store failure and says that the server cannot be asked now.
+//
+// Run asks again now and then. A fault that is found then fails every call until it is mended: keys that are evicted or
+// written by another version of the arithmetic would admit in silence what nobody counted.
+func (s *Store) Probe(ctx context.Context) error {
+	if err := s.probeServer(ctx); err != nil {
+		return err
+	}
+	return s.probeScript(ctx)
+}
+
+func (s *Store) probeServer(ctx context.Context) error {
+	var info [2]string // empty where it may not be read
+	cmds := []*redis.Cmd{redis.NewCmd(ctx, "info", "server"), redis.NewCmd(ctx, "info", "memory")}
+	s.pipeline(ctx, cmds)
+	for i, cmd := range cmds {
+		var err error
+		if info[i], err = cmd.Text(); err != nil && !refused(err) {
+			return problem(err)
+		}
+	}
+	if fault := unfitServer(info[0]); fault != nil {
+		return fault
+	}
+	if fault := s.evicts(info[1]); fault != nil {
+		return fault
+	}
+	return nil
+}
+
+// unfitServer reads INFO server; what is not in there cannot be judged.
+func unfitServer(info string) *ConfigFault {
+	if mode := infoField(info, "redis_mode"); mode != "" && mode != "standalone" {
+		return &ConfigFault{
+			fmt.Sprintf("the server runs in %s mode", mode), "name a standalone server in redis.url",
+		}
+	}
+	name, version, oldest := "Redis", infoField(info, "redis_version"), oldestRedis
+	if valkey := infoField(info, "valkey_version"); valkey != "" {
+		name, version, oldest = "Valkey", valkey, oldestValkey
+	}
+	if older(version, oldest) {
+		return &ConfigFault{
+			fmt.Sprintf("the server is %s %s", name, version),
+			fmt.Sprintf("upgrade to Redis %s or Valkey %s at least", oldestRedis, oldestValkey),
+		}
+	}
+	return nil
+}
+
+// evicts reads INFO memory.
+func (s *Store) evicts(info string) *ConfigFault {
+	const mend = "set maxmemory-policy noeviction on the server, or name a server that limits alone use"
+	switch policy := infoField(info, "maxmemory_policy"); {
+	case policy == "noeviction", policy == "" && s.cfg.AssumeNoeviction:
+		return nil
+	case policy == "":
+		return &ConfigFault{
+			"the server's eviction policy cannot be read from INFO memory",
+			"allow the user +info, or set redis.assume_noeviction: true once maxmemory-policy is known to be noeviction",
+		}
+	default:
+		return &ConfigFault{"the server evicts keys (maxmemory-policy " + policy + "), and with them limits", mend}
+	}
+}
+
+// probeScript takes one token from the bucket of ProbeKey, which needs every command that a call needs.
+func (s *Store) probeScript(ctx context.Context) error {
+	rule, err := algorithms.NewTokenBucket(1, algorithms.Rate{Tokens: 1, Seconds: 1})
+	if err != nil {
+		return err
+	}
+	// A charge, since it always writes.
+	probe := rls.Group{{Key: s.cfg.ProbeKey, Rule: rule, Op: algorithms.OpCharge, Cost: 1}}
+	var cmd command
+	if err := cmd.encode(s.encoder, probe); err != nil {
+		return err
+	}
+	cmds := []*redis.Cmd{loadScript(ctx), cmd.reply}
+	s.pipeline(ctx, cmds)
+	for _, cmd := range cmds {
+		if err := cmd.Err(); err != nil {
+			return problem(err)
+		}
+	}
+	return cmd.answer(nil).Err
+}
+
+// problem is the fault behind err, or err in its class when there is none.
+func problem(err error) error {
+	if errors.Is(err, errPassword) {
+		return &ConfigFault{err.Error(), "put the password into the file that redis.password_file names"}
+	}
+	reply, ok := errors.AsType[redis.Error](err)
+	if !ok {
+		return classify(err)
+	}
+	text := reply.Error()
+	begins := func(prefixes ...string) bool {
+		return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(text, p) })
+	}
+	switch {
+	case begins("WRONGPASS", "NOAUTH", "ERR AUTH", "ERR invalid password", "ERR Client sent AUTH"):
+		return &ConfigFault{"the server refuses the login: " + text, "check redis.username and redis.password_file"}
+	case refused(err):
+		return &ConfigFault{
+			"the server refuses a command that the store needs: " + text,
+			"allow the user +evalsha +script|load +mget +set +time +info, and its keys",
+		}
+	case begins("ERR DB index", "ERR invalid DB index"):
+		return &ConfigFault{"the server has no such database: " + text, "name another one in redis.url"}
+	case begins("DENIED"):
+		return &ConfigFault{"the server is in protected mode", "give it a password or a bind address"}
+	}
+	return classify(err)
+}
+
+// refused reports a reply that denies the user a command, in the words of all server versions, or does not know it.
+func refused(err error) bool {
+	reply, ok := errors.AsType[redis.Error](err)
+	if !ok {
+		return false
+	}
+	for _, words := range []string{
+		"NOPERM", "ACL failure in script", "can't run this command", "unknown command", "Unknown Redis command",
+	} {
+		if strings.Contains(reply.Error(), words) {
+			return true
+		}
+	}
+	return false
+}
+
+// infoField returns the value of a field of INFO's reply; empty when there is none.
+func infoField(info, name string) string {
+	for line := range strings.Lines(info) {
+		if value, ok := strings.CutPrefix(line, name+":"); ok {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+// older compares the first two numbers of a version. One that has none is not older.
+func older(version, oldest string) bool {
+	major, minor, ok := majorMinor(version)
+	wantMajor, wantMinor, _ := majorMinor(oldest)
+	return ok && (major < wantMajor || major == wantMajor && minor < wantMinor)
+}
+
+func majorMinor(version string) (major, minor int, ok bool) {
+	a, rest, _ := strings.Cut(version, ".")
+	b, _, _ := strings.Cut(rest, ".")
+	major, errMajor := strconv.Atoi(a)
+	minor, errMinor := strconv.Atoi(b)
+	return major, minor, errMajor == nil && errMinor == nil
+}
+
+// watchTimeout bounds one Probe of watch, unless the budget is longer.
+const watchTimeout = time.Second
+
+// watch probes the server every cfg.ProbeEvery until ctx is done.
+func (s *Store) watch(ctx context.Context) {
+	tick := time.NewTicker(s.cfg.ProbeEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			s.look(ctx)
+		}
+	}
+}
+
+func (s *Store) look(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, max(watchTimeout, s.cfg.Budget))
+	defer cancel()
+	err := s.Probe(ctx)
+	s.down.Store(err != nil)
+	found, _ := errors.AsType[*ConfigFault](err)
+	if err != nil && found == nil {
+		return // it cannot be asked: what is known about it stays
+	}
+	known := s.fault.Swap(found)
+	if (known == nil) != (found == nil) || known != nil && *known != *found {
+		s.observer.ConfigFault(found)
+	}
+}
