@@ -34,20 +34,23 @@ func (l *loader) readEnvironment(env []string) {
 		switch {
 		case ok:
 			l.readVariable(f, name, text)
-		case !foreign(name):
+		case !foreign(name, text):
 			l.warnings = append(l.warnings, Warning{Name: name, Text: unknownVariable(name, names)})
 		}
 	}
 }
 
 // kubernetesLink matches the variables that Kubernetes makes for a service called sentinel or sentinel-SOMETHING.
-var kubernetesLink = regexp.MustCompile(`_SERVICE_HOST$|_SERVICE_PORT(_[A-Z0-9_]+)?$|_PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?$`)
+var kubernetesLink = regexp.MustCompile(`_SERVICE_HOST$|_SERVICE_PORT(_[A-Z0-9_]+)?$|_PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$`)
 
-// foreign reports whether a variable with our prefix belongs to someone else. SENTINEL_RLS_ is another product's prefix.
-func foreign(name string) bool {
-	return strings.HasPrefix(name, "SENTINEL_RLS_") || kubernetesLink.MatchString(name)
+// foreign reports whether a variable with our prefix belongs to someone else. SENTINEL_RLS_ is another product's prefix;
+// Kubernetes' SENTINEL_PORT is told from a misspelt setting by its value, tcp://ADDRESS:PORT.
+func foreign(name, text string) bool {
+	return strings.HasPrefix(name, "SENTINEL_RLS_") || kubernetesLink.MatchString(name) ||
+		strings.HasSuffix(name, "_PORT") && strings.Contains(text, "://")
 }
 
+// unknownVariable says that a variable sets nothing, and which one it may be meant for.
 func unknownVariable(name string, known []string) string {
 	text := "sets nothing"
 	if near := nearest(name, known); near != "" {

@@ -205,8 +205,16 @@ func (l *loader) secret(path, file string) Secret {
 	return NewSecret(text)
 }
 
-// readBounded returns a file's content, refusing more than limit bytes.
+// readBounded returns a regular file's content, refusing more than limit bytes. Anything else under that name, a pipe
+// for example, could keep the process from starting.
 func readBounded(file string, limit int64) ([]byte, error) {
+	info, err := os.Stat(file)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is not a regular file", file)
+	}
 	f, err := os.Open(file)
 	if err != nil {
 		return nil, err

@@ -170,14 +170,14 @@ func parseAddress(text string) (netip.Addr, bool) {
 		}
 	}
 	addr, err := netip.ParseAddr(inner)
-	if err != nil || bracketed && addr.Is4() || !zone.MatchString(addr.Zone()) {
+	if err != nil || bracketed && addr.Is4() || addr.Zone() != "" && !zone.MatchString(addr.Zone()) {
 		return netip.Addr{}, false
 	}
 	return canonical(addr), true
 }
 
 // zone is what may follow the % of an address. netip takes anything, a comma and a second address too.
-var zone = regexp.MustCompile(`^[A-Za-z0-9._~-]*$`)
+var zone = regexp.MustCompile(`^[A-Za-z0-9._~-]+$`)
 
 // canonical is the one form of an address: IPv4 unmapped, zone dropped. Prefix.Contains is false for both otherwise.
 func canonical(addr netip.Addr) netip.Addr { return addr.Unmap().WithZone("") }
