@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -267,4 +268,18 @@ func metric(t *testing.T, in instance, series string) string {
 		}
 	}
 	return "absent"
+}
+
+// runToTheEnd runs the program as a process that ends by itself and returns its exit code and output.
+func runToTheEnd(t *testing.T, env []string, args ...string) (code int, output string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "sentinel-rls", args...)
+	cmd.Env = append(os.Environ(), env...)
+	out, err := cmd.CombinedOutput()
+	if _, ended := errors.AsType[*exec.ExitError](err); err != nil && !ended || ctx.Err() != nil {
+		t.Fatalf("sentinel-rls %v: %v\n%s", args, err, out)
+	}
+	return cmd.ProcessState.ExitCode(), string(out)
 }

@@ -116,7 +116,7 @@ func assemble(s settings, env *environment) (*program, error) {
 		return nil, err
 	}
 	loaded := time.Now()
-	p.health = admin.NewHealth(p.store.degradations...)
+	p.health = admin.NewHealth(p.store.degraded)
 	active := describe(s.policies, loaded)
 	p.admin = admin.New(admin.Config{
 		Gatherer: registry, Health: p.health, Policies: func() *admin.Policies { return active },

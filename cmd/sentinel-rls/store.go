@@ -2,14 +2,16 @@ package main
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"time"
 
 	"github.com/sentinel-rls/sentinel-rls/config"
-	"github.com/sentinel-rls/sentinel-rls/internal/admin"
 	tiers "github.com/sentinel-rls/sentinel-rls/internal/run"
 	"github.com/sentinel-rls/sentinel-rls/internal/telemetry"
 	"github.com/sentinel-rls/sentinel-rls/rls"
 	"github.com/sentinel-rls/sentinel-rls/store/memory"
+	"github.com/sentinel-rls/sentinel-rls/store/redis"
 )
 
 // store is the configured rls.Store and what the process must know of it.
@@ -17,14 +19,17 @@ type store struct {
 	rls.Store
 	name         string                          // for the log
 	breakerState func() string                   // nil: it has no breaker
-	degradations []admin.Degradation             // for /readyz
+	degraded     func() []string                 // codes for /readyz; nil: it is never degraded
 	parts        []tiers.Part                    // what must run for it
 	check        func(ctx context.Context) error // called before anything is served; an error refuses the start
 }
 
 // newStore returns Redis where a URL is configured, else the memory store. It connects to nothing.
 func newStore(cfg config.Config, recorder *telemetry.Recorder, log *slog.Logger) (store, error) {
-	return newMemoryStore(cfg.Memory, recorder)
+	if cfg.Redis.URL == "" {
+		return newMemoryStore(cfg.Memory, recorder)
+	}
+	return newRedisStore(cfg, recorder, log)
 }
 
 func newMemoryStore(cfg config.Memory, recorder *telemetry.Recorder) (store, error) {
@@ -34,4 +39,59 @@ func newMemoryStore(cfg config.Memory, recorder *telemetry.Recorder) (store, err
 	}
 	recorder.WatchMemoryStore(s.Buckets)
 	return store{Store: s, name: "memory", check: func(context.Context) error { return nil }}, nil
+}
+
+func newRedisStore(cfg config.Config, recorder *telemetry.Recorder, log *slog.Logger) (store, error) {
+	s, err := redis.New(redis.Config{
+		URL: cfg.Redis.URL, Username: cfg.Redis.Username, PasswordFile: cfg.Redis.PasswordFile,
+		Budget: cfg.Redis.Budget, Workers: cfg.Redis.Workers, Queue: cfg.Redis.Queue,
+		AssumeNoeviction: cfg.Redis.AssumeNoeviction, ProbeKey: cfg.Redis.KeyPrefix + redis.DefaultProbeKey,
+		Breaker: rls.BreakerConfig{
+			Failures: cfg.Breaker.Failures, Quarantine: cfg.Breaker.Quarantine, OnChange: recorder.BreakerChanged,
+		},
+		Observer: storeObserver{recorder, log},
+	})
+	if err != nil {
+		return store{}, invalidError{err}
+	}
+	recorder.WatchBreaker(s.BreakerState)
+	return store{
+		Store: s, name: "redis", breakerState: s.BreakerState, degraded: s.Degraded,
+		parts: []tiers.Part{{Name: "redis", Run: s.Run}},
+		check: func(ctx context.Context) error { return checkRedis(ctx, s, log) },
+	}, nil
+}
+
+// probeBound is how long the start waits for Redis. A process that cannot start while Redis is away has failed closed,
+// so no answer is an answer.
+const probeBound = time.Second
+
+// checkRedis refuses the start when Redis is configured in a way that waiting does not mend.
+func checkRedis(ctx context.Context, s *redis.Store, log *slog.Logger) error {
+	ctx, cancel := context.WithTimeout(ctx, probeBound)
+	defer cancel()
+	err := s.Probe(ctx)
+	if fault, ok := errors.AsType[*redis.ConfigFault](err); ok {
+		return invalidError{fault}
+	}
+	if err != nil {
+		log.Warn("redis does not answer: fail modes decide until it does", "error", err.Error())
+	}
+	return nil
+}
+
+// storeObserver passes on what the Redis store tells.
+type storeObserver struct {
+	*telemetry.Recorder
+	log *slog.Logger
+}
+
+// ConfigFault shows a configuration fault that was found while running, or that it is mended.
+func (o storeObserver) ConfigFault(fault *redis.ConfigFault) {
+	o.StoreUnfit(fault != nil)
+	if fault == nil {
+		o.log.Info("redis' configuration is mended")
+		return
+	}
+	o.log.Error("redis' configuration is unfit: nothing is sent to it", "problem", fault.Problem, "mend", fault.Mend)
 }
