@@ -144,7 +144,7 @@ func (d draw) ahead() int64 {
 func (d draw) windowState(r algorithms.Rule, now algorithms.Micros, cost int64) algorithms.State {
 	window := r.Window()
 	start := now - now%window
-	switch d.IntN(10) {
+	switch d.IntN(16) {
 	case 0:
 		start -= window
 	case 1:
@@ -157,10 +157,10 @@ func (d draw) windowState(r algorithms.Rule, now algorithms.Micros, cost int64) 
 	start = max(0, start)
 	free := max(0, r.Limit()-cost)
 	current := d.span(0, algorithms.MaxLimit)
-	switch d.IntN(4) {
+	switch d.IntN(3) {
 	case 0:
 		current = within(d.near(free), 0, algorithms.MaxLimit)
-	case 1, 2:
+	case 1:
 		current = d.span(0, free)
 	}
 	previous := d.span(0, algorithms.MaxLimit)
@@ -178,11 +178,11 @@ func (d draw) windowState(r algorithms.Rule, now algorithms.Micros, cost int64) 
 // value draws what a key holds: kind is "none", "string" or a command that makes a value of another type.
 func (d draw) value(r algorithms.Rule, now algorithms.Micros, cost int64) (kind, text string) {
 	switch n := d.IntN(100); {
-	case n < 12:
+	case n < 8:
 		return "none", ""
-	case n < 17:
+	case n < 12:
 		return []string{"hash", "list", "set", "zset"}[d.IntN(4)], ""
-	case n < 29:
+	case n < 22:
 		return "string", d.corrupt(r, now)
 	}
 	return "string", lua.EncodeState(r, d.state(r, now, cost))

@@ -32,7 +32,13 @@ func eachServer(t *testing.T, test func(t *testing.T, s *server)) {
 
 func startServer(t *testing.T, kind testserver.Kind) *server {
 	t.Helper()
-	s := &server{Server: testserver.Start(t, kind, testserver.OnSocket()), encoder: lua.NewEncoder()}
+	return connect(t, testserver.Start(t, kind, testserver.OnSocket()))
+}
+
+// connect connects to a server and has it load the script.
+func connect(t *testing.T, running *testserver.Server) *server {
+	t.Helper()
+	s := &server{Server: running, encoder: lua.NewEncoder()}
 	s.client = redis.NewClient(&redis.Options{
 		Network: s.Network(), Addr: s.Addr(), MaxRetries: -1, PoolSize: 1,
 		DialTimeout: 10 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second, PoolTimeout: 10 * time.Second,
