@@ -342,6 +342,7 @@ func TestParseRefusesAnEmptySet(t *testing.T) {
 		"null":        "f.yaml:1: no value; it must be a mapping with domain and endpoints",
 		"---\n":       "f.yaml:2: no value; it must be a mapping with domain and endpoints",
 		"[]":          "f.yaml:1: a list is not a mapping with domain and endpoints",
+		"!":           "f.yaml:1: the tag !; tags are not used here: remove it",
 		"shop":        `f.yaml:1: the text "shop" is not a mapping with domain and endpoints`,
 	} {
 		if got := refusals(t, file("f.yaml", text)); got[0] != want || len(got) > 1 {

@@ -96,6 +96,7 @@ func (s *source) tree(text []byte) (value, bool) {
 	}
 	root := value{doc.Content[0], nil}
 	if root.Kind != yaml.MappingNode {
+		s.checkNode(root)
 		s.wrongType(root, "a mapping with domain and endpoints")
 		return value{}, false
 	}
