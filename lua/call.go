@@ -3,10 +3,8 @@ package lua
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"strconv"
 	"sync"
-	"sync/atomic"
 
 	"github.com/sentinel-rls/sentinel-rls/algorithms"
 )
@@ -27,22 +25,18 @@ type Call struct {
 	Window algorithms.Micros
 }
 
-// maxRules bounds an Encoder's memory. Rules come from policies and are few; a set that outgrows it is kept anew.
+// maxRules bounds an Encoder's memory. Rules come from policies and are few; one that meets more starts to learn anew.
 const maxRules = 4096
 
 // Encoder writes script commands. It remembers how each rule is written, so that a command formats no numbers but
 // costs other than 1. Safe for concurrent use.
 type Encoder struct {
-	adding sync.Mutex // held while known is replaced
-	known  atomic.Pointer[map[algorithms.Rule]*parameters]
+	mu    sync.RWMutex // protects known
+	known map[algorithms.Rule]*parameters
 }
 
 // NewEncoder returns an Encoder that knows no rule yet.
-func NewEncoder() *Encoder {
-	e := new(Encoder)
-	e.known.Store(&map[algorithms.Rule]*parameters{})
-	return e
-}
+func NewEncoder() *Encoder { return &Encoder{known: make(map[algorithms.Rule]*parameters)} }
 
 // parameters are a rule's constant arguments: the algorithm and its three numbers. They are kept as interface values,
 // as clients take them, since making one allocates.
@@ -68,24 +62,19 @@ func (e *Encoder) AppendCommand(dst []any, calls []Call) ([]any, error) {
 }
 
 func (e *Encoder) parameters(r algorithms.Rule) *parameters {
-	if p, ok := (*e.known.Load())[r]; ok {
+	e.mu.RLock()
+	p, ok := e.known[r]
+	e.mu.RUnlock()
+	if ok {
 		return p
 	}
-	return e.learn(r)
-}
-
-func (e *Encoder) learn(r algorithms.Rule) *parameters {
-	p := newParameters(r)
-	e.adding.Lock()
-	defer e.adding.Unlock()
-	known := *e.known.Load()
-	if len(known) < maxRules {
-		known = maps.Clone(known)
-	} else {
-		known = make(map[algorithms.Rule]*parameters)
+	p = newParameters(r)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.known) >= maxRules {
+		clear(e.known)
 	}
-	known[r] = p
-	e.known.Store(&known)
+	e.known[r] = p
 	return p
 }
 

@@ -16,3 +16,6 @@ const MaxStateLength = maxStateLength
 
 // MaxRules is maxRules.
 const MaxRules = maxRules
+
+// Known returns how many rules e remembers.
+func (e *Encoder) Known() int { return len(e.known) }

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -113,11 +114,12 @@ type parityValue struct {
 }
 
 func (c parityCase) String() string {
-	text := fmt.Sprintf("allowed %v", c.allowed)
+	var text strings.Builder
+	fmt.Fprintf(&text, "allowed %v", c.allowed)
 	for i, call := range c.calls {
-		text += fmt.Sprintf("\n  %+v on %s %q ttl %v", call, c.values[i].kind, c.values[i].text, c.values[i].ttl)
+		fmt.Fprintf(&text, "\n  %+v on %s %q ttl %v", call, c.values[i].kind, c.values[i].text, c.values[i].ttl)
 	}
-	return text
+	return text.String()
 }
 
 func (p *parity) draw(d draw, n int, kinds []algorithms.Kind) parityCase {

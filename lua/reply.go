@@ -52,7 +52,7 @@ func Decode(reply any, calls []Call) (Reply, error) {
 			continue
 		}
 		if r.Before[i], ok = DecodeState(calls[i].Rule, value, r.Now); !ok {
-			return Reply{}, fmt.Errorf("%w: value %d is %q in %.200q", ErrReply, i+1, value, text)
+			return Reply{}, fmt.Errorf("%w: value %d is %.100q in %.200q", ErrReply, i+1, value, text)
 		}
 	}
 	if more {

@@ -1,0 +1,129 @@
+package lua_test
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sentinel-rls/sentinel-rls/algorithms"
+	"github.com/sentinel-rls/sentinel-rls/lua"
+)
+
+// texts are command's arguments as a client writes them.
+func texts(command []any) []string {
+	var s []string
+	for _, a := range command {
+		s = append(s, fmt.Sprint(a))
+	}
+	return s
+}
+
+func TestAppendCommand(t *testing.T) {
+	t.Parallel()
+	e := lua.NewEncoder()
+	tb, sw := bucket(t, 100, 50, 60), window(t, 5000, time.Minute)
+	calls := []lua.Call{
+		take("a", tb, 1),
+		{Key: "b", Rule: sw, Op: algorithms.OpCharge, Cost: 7, Window: 60_000_000},
+		{Key: "c", Rule: sw, Op: algorithms.OpRefund, Cost: 2, Window: 120_000_000},
+		{Key: "d", Rule: sw, Op: algorithms.OpRefund, Cost: 2},
+		{Key: "e", Rule: bucket(t, 3, 0, 0), Op: algorithms.OpRefund, Cost: 1, Window: 60_000_000},
+		{Key: "f", Rule: tb, Op: algorithms.OpPeek, Cost: 1},
+	}
+	want := []string{
+		"evalsha", lua.Group().SHA1(), "6", "a", "b", "c", "d", "e", "f",
+		"tb", "take", "1", "100", "5", "6",
+		"sw", "charge", "7", "5000", "60000000", "0",
+		"sw", "refund", "2", "5000", "60000000", "120000000",
+		"sw", "refund", "2", "5000", "60000000", "0",
+		"tb", "refund", "1", "3", "0", "0",
+		"tb", "peek", "1", "100", "5", "6",
+	}
+	for range 2 { // the second time from memory
+		got, err := e.AppendCommand(nil, calls)
+		if err != nil || !reflect.DeepEqual(texts(got), want) {
+			t.Errorf("got %q, %v\nwant %q", texts(got), err, want)
+		}
+	}
+}
+
+func TestAppendCommandRefuses(t *testing.T) {
+	t.Parallel()
+	e, rule := lua.NewEncoder(), bucket(t, 1, 1, 1)
+	for _, n := range []int{0, lua.MaxCalls + 1} {
+		calls := make([]lua.Call, n)
+		for i := range calls {
+			calls[i] = take("k", rule, 1)
+		}
+		if got, err := e.AppendCommand(nil, calls); !errors.Is(err, lua.ErrCalls) || got != nil {
+			t.Errorf("%d calls: %d arguments, %v; want an ErrCalls", n, len(got), err)
+		}
+	}
+	for what, call := range map[string]lua.Call{
+		"cost 0":        take("k", rule, 0),
+		"negative cost": take("k", rule, -1),
+		"zero Rule":     {Key: "k", Op: algorithms.OpTake, Cost: 1},
+		"zero Op":       {Key: "k", Rule: rule, Cost: 1},
+		"unknown Op":    {Key: "k", Rule: rule, Cost: 1, Op: algorithms.OpRefund + 1},
+	} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s: no panic", what)
+				}
+			}()
+			_, _ = e.AppendCommand(nil, []lua.Call{call})
+		}()
+	}
+}
+
+// An encoder is used by several workers while policies change; it forgets rather than grow for ever.
+func TestEncoderIsConcurrentAndBounded(t *testing.T) {
+	t.Parallel()
+	e := lua.NewEncoder()
+	var workers sync.WaitGroup
+	for w := range 4 {
+		workers.Go(func() {
+			for i := range int64(lua.MaxRules + 100) {
+				rule, err := algorithms.NewSlidingWindow(1+(i+int64(w)*50)%(lua.MaxRules+50), time.Second)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				got, err := e.AppendCommand(nil, []lua.Call{take("k", rule, 1)})
+				if want := fmt.Sprint(rule.Limit()); err != nil || fmt.Sprint(got[7]) != want {
+					t.Errorf("%v, %v; want limit %s", got, err, want)
+					return
+				}
+			}
+		})
+	}
+	workers.Wait()
+	if n := e.Known(); n > lua.MaxRules {
+		t.Errorf("the encoder remembers %d rules, want at most %d", n, lua.MaxRules)
+	}
+}
+
+// The hot path formats no numbers: one allocation per key, whose string becomes an interface value.
+func TestAppendCommandAllocations(t *testing.T) {
+	e, calls := lua.NewEncoder(), twoCalls(t)
+	buffer := make([]any, 0, 64)
+	if n := testing.AllocsPerRun(100, func() {
+		if _, err := e.AppendCommand(buffer, calls); err != nil {
+			t.Fatal(err)
+		}
+	}); n > float64(len(calls)) {
+		t.Errorf("%v allocations for %d calls, want one each", n, len(calls))
+	}
+	reply := any("1796035863 123456 1 9000000:1796035863123456 3:4:1796035863000000")
+	if n := testing.AllocsPerRun(100, func() {
+		if _, err := lua.Decode(reply, calls); err != nil {
+			t.Fatal(err)
+		}
+	}); n > 1 {
+		t.Errorf("%v allocations to decode, want one", n)
+	}
+}
