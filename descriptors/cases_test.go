@@ -3,6 +3,7 @@ package descriptors_test
 import (
 	"encoding/binary"
 	"encoding/csv"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -157,13 +158,13 @@ func TestCFG_08_AnchorsAliasesAndMergeKeysAreRefused(t *testing.T) {
 	}
 	t.Run("bomb", func(t *testing.T) {
 		t.Parallel()
-		bomb := "a: &a [x, x, x, x, x, x, x, x, x]\n"
+		var bomb strings.Builder
+		bomb.WriteString("a: &a [x, x, x, x, x, x, x, x, x]\n")
 		for c := 'a'; c < 'i'; c++ {
-			bomb += string(c+1) + ": &" + string(c+1) + " [" + strings.TrimSuffix(strings.Repeat("*"+string(c)+", ", 9), ", ") + "]\n"
+			bomb.WriteString(string(c+1) + ": &" + string(c+1) + " [" + strings.TrimSuffix(strings.Repeat("*"+string(c)+", ", 9), ", ") + "]\n")
 		}
-		start := time.Now()
-		refusedWith(t, "f.yaml", bomb, "f.yaml:2: b[0]: the alias *a", "")
-		if took := time.Since(start); took > 100*time.Millisecond {
+		took := quickest(func() { refusedWith(t, "f.yaml", bomb.String(), "f.yaml:2: b[0]: the alias *a", "") })
+		if took > 100*time.Millisecond {
 			t.Errorf("9^9 aliases were refused after %v, want less than 100 ms", took)
 		}
 	})
@@ -314,11 +315,26 @@ func TestCFG_20_JSONIsHeldToTheSameRules(t *testing.T) {
 
 func TestCFG_20_AHugeFileIsRefusedUnread(t *testing.T) {
 	t.Parallel()
-	start := time.Now()
-	refusedWith(t, "f.json", strings.Repeat("[", 100<<20), "f.json: the file holds 104857600 bytes, more than 1048576", "")
-	if took := time.Since(start); took > time.Second {
-		t.Errorf("100 MiB were refused after %v", took)
+	huge := descriptors.File{Name: "f.json", Data: make([]byte, 100<<20)}
+	var err error
+	took := quickest(func() { _, err = descriptors.Parse([]descriptors.File{huge}, descriptors.Options{}) })
+	if want := "f.json: the file holds 104857600 bytes, more than 1048576; split it: one domain may stand in several files"; err == nil || err.Error() != want {
+		t.Errorf("error %v, want %s", err, want)
 	}
+	if took > 10*time.Millisecond {
+		t.Errorf("100 MiB were refused after %v: they were read", took)
+	}
+}
+
+// quickest runs f a few times and returns the shortest: the machine may be busy with other tests.
+func quickest(f func()) time.Duration {
+	best := time.Duration(math.MaxInt64)
+	for range 5 {
+		start := time.Now()
+		f()
+		best = min(best, time.Since(start))
+	}
+	return best
 }
 
 func TestHD_04_NamesThatReachHeadersAreVisibleASCII(t *testing.T) {

@@ -74,7 +74,7 @@ func TestTheManualNamesEveryField(t *testing.T) {
 		"domain", "endpoints", "policy_version", "identity", "fail_mode", "emergency", "mode", "count", "required_scopes", "limits", "tenants",
 		"capacity", "refill", "per_key", "name", "scope", "algorithm", "limit", "window", "max_cost", "charge", "refunds",
 	} {
-		if !regexp.MustCompile("(?m)^\\| `"+field+"` \\|").Match(data) {
+		if !regexp.MustCompile("(?m)^\\| `" + field + "` \\|").Match(data) {
 			t.Errorf("no table row for %s", field)
 		}
 	}
