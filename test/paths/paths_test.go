@@ -213,9 +213,7 @@ func TestEveryRow(t *testing.T) {
 							t.Errorf("request %d: %s; want %s", i+1, got, w)
 						}
 					}
-					if got := s.store.BreakerState(); got != r.breaker {
-						t.Errorf("breaker %s, want %s", got, r.breaker)
-					}
+					s.awaitBreaker(t, r.breaker)
 				})
 			}
 		}
@@ -224,6 +222,18 @@ func TestEveryRow(t *testing.T) {
 		if !reached {
 			t.Errorf("row %d of docs/failure-modes.md has no test", number)
 		}
+	}
+}
+
+// awaitBreaker waits for a state of the breaker: a caller is answered a moment before the round trip is given up.
+func (s *stand) awaitBreaker(t *testing.T, want string) {
+	t.Helper()
+	deadline := time.Now().Add(5 * time.Second)
+	for s.store.BreakerState() != want {
+		if time.Now().After(deadline) {
+			t.Fatalf("breaker %s, want %s", s.store.BreakerState(), want)
+		}
+		time.Sleep(time.Millisecond)
 	}
 }
 
@@ -464,9 +474,7 @@ func (s *stand) open(t *testing.T) {
 	if err := s.store.Decide(t.Context(), group(t))[0].Err; err == nil {
 		t.Fatal("a killed server answered")
 	}
-	if got := s.store.BreakerState(); got != "open" {
-		t.Fatalf("breaker %s after a failure, want open", got)
-	}
+	s.awaitBreaker(t, "open")
 }
 
 // hang makes a call in the background that gets no answer, and returns once reached holds.
