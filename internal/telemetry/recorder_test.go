@@ -28,15 +28,15 @@ func wantMetrics(t *testing.T, reg prometheus.Gatherer, want string, names ...st
 	if err != nil {
 		t.Fatal(err)
 	}
-	header := ""
+	var header strings.Builder
 	for _, f := range families {
 		for _, name := range names {
 			if f.GetName() == name {
-				header += "# HELP " + name + " " + f.GetHelp() + "\n# TYPE " + name + " " + strings.ToLower(f.GetType().String()) + "\n"
+				header.WriteString("# HELP " + name + " " + f.GetHelp() + "\n# TYPE " + name + " " + strings.ToLower(f.GetType().String()) + "\n")
 			}
 		}
 	}
-	if err := testutil.GatherAndCompare(reg, strings.NewReader(header+want+"\n"), names...); err != nil {
+	if err := testutil.GatherAndCompare(reg, strings.NewReader(header.String()+want+"\n"), names...); err != nil {
 		t.Error(err)
 	}
 }
@@ -137,15 +137,15 @@ sentinel_store_failures_total{class="other"} 2
 		"sentinel_canceled_calls_total":    "ratelimit",
 		"sentinel_repaired_messages_total": "ext_authz",
 	} {
-		exposition := ""
+		var exposition strings.Builder
 		for _, service := range []string{"ext_authz", "ratelimit"} {
 			value := "0"
 			if service == want {
 				value = "1"
 			}
-			exposition += name + `{service="` + service + `"} ` + value + "\n"
+			exposition.WriteString(name + `{service="` + service + `"} ` + value + "\n")
 		}
-		wantMetrics(t, reg, exposition, name)
+		wantMetrics(t, reg, exposition.String(), name)
 	}
 
 	r.Ignored(rls.IgnoredEntry, 3)
@@ -273,15 +273,15 @@ func TestMT_05_ReloadsAndTransitionsKeepTheMetricsTrue(t *testing.T) {
 		for _, next := range []string{"open", "half-open", "closed"} {
 			r.BreakerChanged(state, next)
 			state = next
-			want := ""
+			var want strings.Builder
 			for _, s := range []string{"closed", "half-open", "open"} {
 				value := "0"
 				if s == state {
 					value = "1"
 				}
-				want += `sentinel_breaker_state{state="` + s + `"} ` + value + "\n"
+				want.WriteString(`sentinel_breaker_state{state="` + s + `"} ` + value + "\n")
 			}
-			wantMetrics(t, reg, want, "sentinel_breaker_state")
+			wantMetrics(t, reg, want.String(), "sentinel_breaker_state")
 		}
 	}
 	wantMetrics(t, reg, `
