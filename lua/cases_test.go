@@ -145,15 +145,21 @@ func TestLUA_05_every_key_expires(t *testing.T) {
 			for i := range commands {
 				commands[i] = s.command(t, ops(t, fmt.Sprint("crash", i))...)
 			}
-			stopped := make(chan struct{})
+			written := make(chan struct{}, 1_000_000)
 			go func() {
-				defer close(stopped)
+				defer close(written)
 				for i := 0; s.client.Do(t.Context(), commands[i%len(commands)]...).Err() == nil; i++ {
+					written <- struct{}{}
 				}
 			}()
-			time.Sleep(50 * time.Millisecond)
+			for range 10 {
+				if _, ok := <-written; !ok {
+					t.Fatal("the server answered no ten commands")
+				}
+			}
 			crashing.Kill()
-			<-stopped
+			for range written { // until the writer has met the dead server
+			}
 			if err := crashing.Restart(); err != nil {
 				t.Fatal(err)
 			}
