@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/url"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -207,3 +208,5 @@ func as(t testing.TB, server *testserver.Server, user, password string) string {
 	u.User = url.UserPassword(user, password)
 	return u.String()
 }
+
+func contains(err error, text string) bool { return err != nil && strings.Contains(err.Error(), text) }

@@ -96,6 +96,13 @@ func (c Config) options() (*redis.Options, error) {
 		}
 	}
 
+	if c.TLS != nil {
+		if o.TLSConfig == nil {
+			return nil, errors.New("redis store: TLS is configured, but the URL does not start with rediss://")
+		}
+		o.TLSConfig = c.TLS
+	}
+
 	o.Protocol = 2 // RESP3 was no faster, and its pushes have no use here
 	o.DisableIdentity = true
 	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}

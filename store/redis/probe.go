@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -53,7 +54,8 @@ func (s *Store) probeServer(ctx context.Context) error {
 	s.pipeline(ctx, cmds)
 	for i, cmd := range cmds {
 		var err error
-		if info[i], err = cmd.Text(); err != nil && !refused(err) {
+		// The refusal may be of a command that opens the connection: then nothing else will do either.
+		if info[i], err = cmd.Text(); err != nil && !(refused(err) && strings.Contains(err.Error(), "info")) {
 			return problem(err)
 		}
 	}
@@ -68,7 +70,8 @@ func (s *Store) probeServer(ctx context.Context) error {
 
 // unfitServer reads INFO server; what is not in there cannot be judged.
 func unfitServer(info string) *ConfigFault {
-	if mode := infoField(info, "redis_mode"); mode != "" && mode != "standalone" {
+	mode := cmp.Or(infoField(info, "redis_mode"), infoField(info, "server_mode"))
+	if mode != "" && mode != "standalone" {
 		return &ConfigFault{
 			fmt.Sprintf("the server runs in %s mode", mode), "name a standalone server in redis.url",
 		}
@@ -143,7 +146,7 @@ func problem(err error) error {
 	case refused(err):
 		return &ConfigFault{
 			"the server refuses a command that the store needs: " + text,
-			"allow the user +evalsha +script|load +mget +set +time +info, and its keys",
+			"allow the user +evalsha +script|load +mget +set +time +info, +select for a database other than 0, and its keys",
 		}
 	case begins("ERR DB index", "ERR invalid DB index"):
 		return &ConfigFault{"the server has no such database: " + text, "name another one in redis.url"}

@@ -10,6 +10,7 @@ package redis
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"sync"
@@ -43,6 +44,9 @@ type Config struct {
 	// PasswordFile holds the password; one line end is cut off. It is read for every new connection, so a password can
 	// change without a restart. Empty: the URL's password, or none.
 	PasswordFile string
+
+	// TLS is how a rediss:// server is verified; nil: by the system's certificate authorities and the URL's host.
+	TLS *tls.Config
 
 	// Budget is the most that a round trip may take; 0 means DefaultBudget. It must suffice for connecting too.
 	Budget time.Duration

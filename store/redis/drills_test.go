@@ -1,0 +1,565 @@
+package redis_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/sentinel-rls/sentinel-rls/algorithms"
+	"github.com/sentinel-rls/sentinel-rls/internal/testserver"
+	"github.com/sentinel-rls/sentinel-rls/rls"
+	"github.com/sentinel-rls/sentinel-rls/store/redis"
+)
+
+// plenty is the deadline of calls that are to succeed.
+const plenty = 5 * time.Second
+
+func answers(t testing.TB, store *redis.Store, group rls.Group) rls.Answer {
+	t.Helper()
+	a := decide(store, plenty, group)
+	must(t, a.Err)
+	return a
+}
+
+// TestFrozenServer: callers come back in time, the breaker sees round trips and not callers, one probe at a time asks
+// whether the server is back.
+func TestFrozenServer(t *testing.T) {
+	onEach(t, func(t *testing.T, server *testserver.Server) {
+		var seen observer
+		var mu sync.Mutex
+		var changes []string
+		const quarantine = 300 * time.Millisecond
+		store := open(t, redis.Config{URL: server.URL(), Observer: &seen, Breaker: rls.BreakerConfig{
+			Quarantine: quarantine,
+			OnChange: func(_, to string) {
+				mu.Lock()
+				defer mu.Unlock()
+				changes = append(changes, to)
+			},
+		}})
+		group := take("k", never(t, 1_000_000))
+		answers(t, store, group)
+
+		must(t, server.Freeze())
+		// 40 callers in a closed loop: many more calls fail than round trips.
+		var timeouts, open atomic.Int64
+		var callers sync.WaitGroup
+		for range 40 {
+			callers.Go(func() {
+				for range 100 {
+					a := decide(store, 20*time.Millisecond, group)
+					switch {
+					case errors.Is(a.Err, rls.ErrTimeout):
+						timeouts.Add(1)
+					case errors.Is(a.Err, rls.ErrCircuitOpen):
+						if !errors.Is(a.Err, redis.ErrNotSent) {
+							t.Errorf("got %v, want ErrNotSent", a.Err)
+						}
+						open.Add(1)
+						return
+					default:
+						t.Errorf("got %+v of a frozen server", a)
+					}
+				}
+			})
+		}
+		callers.Wait()
+		if trips := seen.failed.Load(); trips < 5 || trips > 6 { // the sixth was under way on the other worker
+			t.Errorf("the breaker opened after %d failed round trips, want 5", trips)
+		}
+		if open.Load() != 40 || timeouts.Load() < 40 {
+			t.Errorf("%d callers ended at the open breaker, after %d timeouts in all", open.Load(), timeouts.Load())
+		}
+		if !slices.Contains(store.Degraded(), redis.DegradedBreaker) || !slices.Contains(store.Degraded(), redis.DegradedDown) {
+			t.Errorf("degraded: %v", store.Degraded())
+		}
+
+		// Half-open, and still frozen: one of fifty is the probe.
+		time.Sleep(quarantine + 20*time.Millisecond)
+		trips, groups, probes := seen.trips.Load(), seen.groups.Load(), atomic.Int64{}
+		start := make(chan struct{})
+		for range 50 {
+			callers.Go(func() {
+				<-start
+				a := decide(store, 20*time.Millisecond, group)
+				if errors.Is(a.Err, rls.ErrTimeout) && !errors.Is(a.Err, redis.ErrNotSent) {
+					probes.Add(1)
+				} else if !errors.Is(a.Err, rls.ErrCircuitOpen) {
+					t.Errorf("half-open: got %+v", a)
+				}
+			})
+		}
+		close(start)
+		callers.Wait()
+		eventually(t, "the probe ends", func() bool { return seen.trips.Load() == trips+1 })
+		if sent := seen.groups.Load() - groups; probes.Load() != 1 || sent != 1 {
+			t.Errorf("half-open: %d callers probed, %d calls were sent, want 1", probes.Load(), sent)
+		}
+
+		must(t, server.Thaw())
+		eventually(t, "the breaker closes", func() bool { return decide(store, plenty, group).Err == nil })
+		mu.Lock()
+		defer mu.Unlock()
+		for i, state := range changes {
+			if want := []string{"open", "half-open"}[i%2]; state != want && (state != "closed" || i < len(changes)-1) {
+				t.Fatalf("the breaker went through %v", changes)
+			}
+		}
+		if last := changes[len(changes)-1]; last != "closed" || store.BreakerState() != "closed" || len(store.Degraded()) > 0 {
+			t.Errorf("at last %s, degraded %v", last, store.Degraded())
+		}
+	})
+}
+
+// TestAbandonedCallIsNeverSent: the server counts what it ran.
+func TestAbandonedCallIsNeverSent(t *testing.T) {
+	onEach(t, func(t *testing.T, server *testserver.Server) {
+		client := raw(t, server)
+		store := open(t, redis.Config{URL: server.URL(), Budget: plenty, Workers: 1})
+		rule := never(t, 1000)
+		answers(t, store, take("k", rule))
+		ran := calls(t, client, "evalsha")
+
+		must(t, server.Freeze())
+		// One call that waits occupies the worker.
+		first := make(chan rls.Answer)
+		go func() { first <- decide(store, plenty, take("k", rule)) }()
+		time.Sleep(100 * time.Millisecond)
+
+		var callers sync.WaitGroup
+		for i := range 100 {
+			callers.Go(func() {
+				ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+				defer cancel()
+				if i%2 == 0 {
+					time.AfterFunc(20*time.Millisecond, cancel) // the caller hangs up
+				}
+				a := store.Decide(ctx, []rls.Group{take("k", rule), take("l", rule)})
+				for _, a := range a {
+					if !errors.Is(a.Err, rls.ErrTimeout) || !errors.Is(a.Err, redis.ErrNotSent) {
+						t.Errorf("got %+v, want ErrTimeout and ErrNotSent", a)
+					}
+				}
+			})
+		}
+		callers.Wait()
+		must(t, server.Thaw())
+		if a := <-first; a.Err != nil || !a.Allowed {
+			t.Errorf("the call that was sent got %+v", a)
+		}
+		a := answers(t, store, take("k", rule))
+		if left := rule.Peek(a.Before[0], a.Now, 1).Remaining; left != 998 {
+			t.Errorf("%d left, want 998: an abandoned call was sent", left)
+		}
+		if got := calls(t, client, "evalsha") - ran; got != 2 {
+			t.Errorf("the server ran %d scripts, want 2", got)
+		}
+	})
+}
+
+// TestSentCallThatIsLate: the outcome is unknown, and that is what the error says.
+func TestSentCallThatIsLate(t *testing.T) {
+	t.Parallel()
+	server := testserver.Start(t, testserver.Redis)
+	store := open(t, redis.Config{URL: server.URL(), Budget: plenty})
+	rule := never(t, 10)
+	answers(t, store, take("k", rule))
+	must(t, server.Freeze())
+	start := time.Now()
+	a := decide(store, 50*time.Millisecond, take("k", rule))
+	if took := time.Since(start); took > time.Second {
+		t.Errorf("took %v", took)
+	}
+	if !errors.Is(a.Err, rls.ErrTimeout) || errors.Is(a.Err, redis.ErrNotSent) {
+		t.Errorf("got %v, want ErrTimeout without ErrNotSent", a.Err)
+	}
+
+	// Without a deadline the budget holds.
+	short := open(t, redis.Config{URL: server.URL(), Budget: 50 * time.Millisecond})
+	start = time.Now()
+	if a := short.Decide(context.Background(), []rls.Group{take("k", rule)})[0]; !errors.Is(a.Err, rls.ErrTimeout) {
+		t.Errorf("got %v, want ErrTimeout", a.Err)
+	}
+	if took := time.Since(start); took > time.Second {
+		t.Errorf("took %v", took)
+	}
+}
+
+// TestQueueFull: who finds no place is told at once.
+func TestQueueFull(t *testing.T) {
+	t.Parallel()
+	server := testserver.Start(t, testserver.Redis)
+	var seen observer
+	store := open(t, redis.Config{URL: server.URL(), Budget: plenty, Workers: 1, Queue: 3, Observer: &seen})
+	rule := never(t, 10)
+	answers(t, store, take("k", rule))
+	must(t, server.Freeze())
+	waiting := make(chan rls.Answer, 4)
+	for i := range 4 { // one on the way, three in the queue
+		go func() { waiting <- decide(store, plenty, take(fmt.Sprint("waits", i), rule)) }()
+		time.Sleep(50 * time.Millisecond)
+	}
+	start := time.Now()
+	a := decide(store, plenty, take("k", rule))
+	if took := time.Since(start); took > time.Second {
+		t.Errorf("took %v", took)
+	}
+	if !errors.Is(a.Err, rls.ErrUnavailable) || !errors.Is(a.Err, redis.ErrNotSent) || seen.queueFull.Load() != 1 {
+		t.Errorf("got %v (%d seen), want ErrUnavailable and ErrNotSent", a.Err, seen.queueFull.Load())
+	}
+	must(t, server.Thaw())
+	for range 4 {
+		if a := <-waiting; a.Err != nil || !a.Allowed {
+			t.Errorf("a call that waited got %+v", a)
+		}
+	}
+	if seen.largest.Load() != 3 || store.BreakerState() != "closed" {
+		t.Errorf("largest batch %d, want the 3 that waited; breaker %s", seen.largest.Load(), store.BreakerState())
+	}
+}
+
+// TestKilledAndRestarted: refused at once, the breaker opens, and the store comes back with the server, which has
+// forgotten the script.
+func TestKilledAndRestarted(t *testing.T) {
+	onEach(t, func(t *testing.T, server *testserver.Server) {
+		var seen observer
+		store := open(t, redis.Config{
+			URL: server.URL(), Budget: time.Second, Observer: &seen,
+			Breaker: rls.BreakerConfig{Quarantine: 100 * time.Millisecond},
+		})
+		rule := never(t, 10)
+		answers(t, store, take("k", rule))
+		if seen.loads.Load() != 1 || seen.connections.Load() != 1 {
+			t.Errorf("%d loads, %d connections, want 1, 1", seen.loads.Load(), seen.connections.Load())
+		}
+		server.Kill()
+		for i := range 5 {
+			start := time.Now()
+			a := decide(store, plenty, take("k", rule))
+			if took := time.Since(start); !errors.Is(a.Err, rls.ErrUnavailable) || took > 500*time.Millisecond {
+				t.Errorf("call %d: got %v after %v, want ErrUnavailable at once", i, a.Err, took)
+			}
+		}
+		if a := decide(store, plenty, take("k", rule)); !errors.Is(a.Err, rls.ErrCircuitOpen) {
+			t.Errorf("got %v, want ErrCircuitOpen", a.Err)
+		}
+		if seen.connections.Load() != 0 {
+			t.Errorf("%d connections to a killed server", seen.connections.Load())
+		}
+		must(t, server.Restart())
+		eventually(t, "the store comes back", func() bool {
+			a := decide(store, plenty, take("k", rule))
+			return a.Err == nil && a.Allowed && !a.Before[0].Present
+		})
+		if seen.loads.Load() != 2 || store.BreakerState() != "closed" {
+			t.Errorf("%d script loads, want 2; breaker %s", seen.loads.Load(), store.BreakerState())
+		}
+	})
+}
+
+// TestRestartedBetweenCalls: a connection that the server closed while it idled costs no call.
+func TestRestartedBetweenCalls(t *testing.T) {
+	t.Parallel()
+	server := testserver.Start(t, testserver.Redis)
+	store := open(t, redis.Config{URL: server.URL(), Budget: plenty})
+	rule := never(t, 10)
+	for range 3 {
+		if a := answers(t, store, take("k", rule)); a.Before[0].Present {
+			t.Errorf("state %+v of a restarted server", a.Before[0])
+		}
+		must(t, server.Restart())
+	}
+}
+
+// TestScriptFlushUnderLoad: a take that the server refused as unknown was not run, so it is tried again, and nothing is
+// taken twice.
+func TestScriptFlushUnderLoad(t *testing.T) {
+	onEach(t, func(t *testing.T, server *testserver.Server) {
+		var seen observer
+		client := raw(t, server)
+		store := open(t, redis.Config{URL: server.URL(), Budget: plenty, Observer: &seen})
+		const capacity = 1500
+		rule := never(t, capacity)
+		stop := make(chan struct{})
+		var flusher, callers sync.WaitGroup
+		flusher.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				case <-time.After(3 * time.Millisecond):
+					if err := client.ScriptFlush(context.Background()).Err(); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+		})
+		var admitted atomic.Int64
+		for range 20 {
+			callers.Go(func() {
+				for range 100 {
+					a := decide(store, plenty, take("k", rule))
+					// Flushed between the load and the retry: then it was not run either.
+					if a.Err != nil && !goredis.HasErrorPrefix(a.Err, "NOSCRIPT") {
+						t.Error(a.Err)
+					}
+					if a.Allowed {
+						admitted.Add(1)
+					}
+				}
+			})
+		}
+		callers.Wait()
+		close(stop)
+		flusher.Wait()
+		if got := admitted.Load(); got != capacity {
+			t.Errorf("admitted %d, want %d", got, capacity)
+		}
+		if seen.loads.Load() < 2 {
+			t.Errorf("the script was loaded %d times: the flush missed the load", seen.loads.Load())
+		}
+	})
+}
+
+// TestConnectionsCutUnderLoad: an outcome that is unknown is never tried again, so no more is spent than was admitted or
+// failed.
+func TestConnectionsCutUnderLoad(t *testing.T) {
+	onEach(t, func(t *testing.T, server *testserver.Server) {
+		client := raw(t, server)
+		store := open(t, redis.Config{URL: server.URL(), Budget: plenty, Breaker: rls.BreakerConfig{Failures: 10_000}})
+		const capacity = 100_000
+		rule := never(t, capacity)
+		var admitted, failed atomic.Int64
+		var callers sync.WaitGroup
+		for range 20 {
+			callers.Go(func() {
+				for range 100 {
+					a := decide(store, plenty, take("k", rule))
+					switch {
+					case a.Err == nil && a.Allowed:
+						admitted.Add(1)
+					case errors.Is(a.Err, rls.ErrUnavailable):
+						failed.Add(1)
+					default:
+						t.Errorf("got %+v", a)
+					}
+				}
+			})
+		}
+		for range 20 {
+			must(t, client.Do(t.Context(), "client", "kill", "type", "normal", "skipme", "yes").Err())
+			time.Sleep(5 * time.Millisecond)
+		}
+		callers.Wait()
+		a := answers(t, store, take("k", rule))
+		spent := capacity - rule.Peek(a.Before[0], a.Now, 1).Remaining
+		if spent < admitted.Load() || spent > admitted.Load()+failed.Load() {
+			t.Errorf("spent %d of %d admitted and %d failed", spent, admitted.Load(), failed.Load())
+		}
+		if admitted.Load()+failed.Load() != 2000 {
+			t.Errorf("%d admitted, %d failed, want 2000 in all", admitted.Load(), failed.Load())
+		}
+	})
+}
+
+// TestNeighbours: a group that the server refuses fails alone, in its call, in its batch and for the breaker.
+func TestNeighbours(t *testing.T) {
+	onEach(t, func(t *testing.T, server *testserver.Server) {
+		client := raw(t, server)
+		must(t, client.Do(t.Context(), "acl", "setuser", "limited", "on", ">secret", "+@all", "~ok*").Err())
+		store := open(t, redis.Config{URL: as(t, server, "limited", "secret"), Budget: plenty})
+		rule := never(t, 100)
+		for i := range 10 {
+			ctx, cancel := context.WithTimeout(context.Background(), plenty)
+			got := store.Decide(ctx, []rls.Group{take("ok1", rule), take("no", rule), append(take("ok2", rule), take("no", rule)...), take("ok3", rule)})
+			cancel()
+			for j, wantErr := range []bool{false, true, true, false} {
+				if a := got[j]; wantErr != errors.Is(a.Err, rls.ErrStore) || !wantErr && !a.Allowed {
+					t.Fatalf("call %d, group %d: got %+v", i, j, a)
+				}
+			}
+		}
+		if state := store.BreakerState(); state != "closed" {
+			t.Errorf("breaker %s", state)
+		}
+		// When nothing is answered, it is the server that fails.
+		for range 5 {
+			if a := decide(store, plenty, take("no", rule)); !errors.Is(a.Err, rls.ErrStore) {
+				t.Errorf("got %v, want ErrStore", a.Err)
+			}
+		}
+		if state := store.BreakerState(); state != "open" {
+			t.Errorf("breaker %s, want open", state)
+		}
+	})
+}
+
+// TestServerStates brings a server into the states whose replies have a class, and back.
+func TestServerStates(t *testing.T) {
+	do := func(args ...any) func(*testing.T, *goredis.Client) {
+		return func(t *testing.T, c *goredis.Client) {
+			t.Helper()
+			must(t, c.Do(t.Context(), args...).Err())
+		}
+	}
+	for name, state := range map[string]struct {
+		enter, leave []func(*testing.T, *goredis.Client)
+		want         error
+		text         string
+	}{
+		"read-only replica": {
+			enter: []func(*testing.T, *goredis.Client){do("replicaof", "127.0.0.1", "1")},
+			leave: []func(*testing.T, *goredis.Client){do("replicaof", "no", "one")},
+			want:  rls.ErrUnavailable, text: "READONLY",
+		},
+		"replica without its master": {
+			enter: []func(*testing.T, *goredis.Client){do("config", "set", "replica-serve-stale-data", "no"), do("replicaof", "127.0.0.1", "1")},
+			leave: []func(*testing.T, *goredis.Client){do("replicaof", "no", "one")},
+			want:  rls.ErrUnavailable, text: "MASTERDOWN",
+		},
+		"too few replicas": {
+			enter: []func(*testing.T, *goredis.Client){do("config", "set", "min-replicas-to-write", "1")},
+			leave: []func(*testing.T, *goredis.Client){do("config", "set", "min-replicas-to-write", "0")},
+			want:  rls.ErrUnavailable, text: "NOREPLICAS",
+		},
+		"out of memory": {
+			enter: []func(*testing.T, *goredis.Client){do("config", "set", "maxmemory", "1")},
+			leave: []func(*testing.T, *goredis.Client){do("config", "set", "maxmemory", "0")},
+			want:  rls.ErrStore, text: "OOM",
+		},
+		"busy with a script": {
+			enter: []func(*testing.T, *goredis.Client){do("config", "set", "lua-time-limit", "1"), func(_ *testing.T, c *goredis.Client) {
+				go c.Eval(context.Background(), "while true do end", nil)
+				time.Sleep(100 * time.Millisecond)
+			}},
+			leave: []func(*testing.T, *goredis.Client){do("script", "kill")},
+			want:  rls.ErrUnavailable, text: "BUSY",
+		},
+		"no more clients": {
+			enter: []func(*testing.T, *goredis.Client){do("config", "set", "maxclients", "1"), do("client", "kill", "type", "normal", "skipme", "yes")},
+			leave: []func(*testing.T, *goredis.Client){do("config", "set", "maxclients", "100")},
+			want:  rls.ErrUnavailable, // the reply, or the reset that follows it, by a race
+		},
+		"commands taken away": {
+			enter: []func(*testing.T, *goredis.Client){do("acl", "setuser", "limited", "-evalsha")},
+			leave: []func(*testing.T, *goredis.Client){do("acl", "setuser", "limited", "+evalsha")},
+			want:  rls.ErrStore, text: "NOPERM",
+		},
+		"password changed": {
+			enter: []func(*testing.T, *goredis.Client){do("acl", "setuser", "limited", "<secret", ">other"), do("client", "kill", "user", "limited")},
+			leave: []func(*testing.T, *goredis.Client){do("acl", "setuser", "limited", ">secret")},
+			want:  rls.ErrStore, text: "WRONGPASS",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onEach(t, func(t *testing.T, server *testserver.Server) {
+				client := raw(t, server)
+				must(t, client.Do(t.Context(), "acl", "setuser", "limited", "on", ">secret", "+@all", "~*").Err())
+				store := open(t, redis.Config{
+					URL: as(t, server, "limited", "secret"), Budget: time.Second, Breaker: rls.BreakerConfig{Failures: 1000},
+				})
+				rule := never(t, 1000)
+				answers(t, store, take("k", rule))
+				for _, enter := range state.enter {
+					enter(t, client)
+				}
+				for range 3 {
+					a := decide(store, plenty, take("k", rule))
+					if !errors.Is(a.Err, state.want) || !contains(a.Err, state.text) {
+						t.Fatalf("got %v, want %v with %q", a.Err, state.want, state.text)
+					}
+				}
+				if got := store.Degraded(); !slices.Equal(got, []string{redis.DegradedDown}) {
+					t.Errorf("degraded: %v", got)
+				}
+				for _, leave := range state.leave {
+					leave(t, client)
+				}
+				eventually(t, "it is over", func() bool { return decide(store, plenty, take("k", rule)).Err == nil })
+				if got := store.Degraded(); len(got) > 0 {
+					t.Errorf("degraded: %v", got)
+				}
+			})
+		})
+	}
+}
+
+// TestReadOnlyDropsConnections: behind the name there may be another server by now. The first command of the batch is
+// answered, since it writes nothing: the connection must go all the same.
+func TestReadOnlyDropsConnections(t *testing.T) {
+	onEach(t, func(t *testing.T, server *testserver.Server) {
+		client := raw(t, server)
+		var seen observer
+		store := open(t, redis.Config{URL: server.URL(), Budget: plenty, Observer: &seen})
+		rule := never(t, 10)
+		answers(t, store, take("k", rule))
+		must(t, client.Do(t.Context(), "replicaof", "127.0.0.1", "1").Err())
+		ctx, cancel := context.WithTimeout(context.Background(), plenty)
+		defer cancel()
+		peek := rls.Group{{Key: "k", Rule: rule, Op: algorithms.OpPeek, Cost: 1}}
+		got := store.Decide(ctx, []rls.Group{peek, take("k", rule)})
+		if got[0].Err != nil || !errors.Is(got[1].Err, rls.ErrUnavailable) {
+			t.Fatalf("got %+v", got)
+		}
+		if n := seen.connections.Load(); n != 0 {
+			t.Errorf("%d connections are still open", n)
+		}
+		must(t, client.Do(t.Context(), "replicaof", "no", "one").Err())
+		answers(t, store, take("k", rule))
+	})
+}
+
+// TestStop: what is on its way is answered, what waits is told, what comes later is refused, and nothing is left behind.
+func TestStop(t *testing.T) {
+	t.Parallel()
+	server := testserver.Start(t, testserver.Redis)
+	var seen observer
+	store, stop := start(t, redis.Config{URL: server.URL(), Budget: plenty, Workers: 1, Observer: &seen})
+	rule := never(t, 10)
+	answers(t, store, take("k", rule))
+	must(t, server.Freeze())
+	onTheWay, waiting := make(chan rls.Answer, 1), make(chan rls.Answer, 1)
+	go func() { onTheWay <- decide(store, plenty, take("k", rule)) }()
+	time.Sleep(100 * time.Millisecond)
+	go func() { waiting <- decide(store, plenty, take("k", rule)) }()
+	time.Sleep(100 * time.Millisecond)
+	time.AfterFunc(100*time.Millisecond, func() {
+		if err := server.Thaw(); err != nil {
+			t.Error(err)
+		}
+	})
+	stop()
+	if a := <-onTheWay; a.Err != nil || !a.Allowed {
+		t.Errorf("on the way: got %+v", a)
+	}
+	if a := <-waiting; a.Err != nil && (!errors.Is(a.Err, rls.ErrUnavailable) || !errors.Is(a.Err, redis.ErrNotSent)) {
+		t.Errorf("waiting: got %+v", a)
+	}
+	begin := time.Now()
+	a := decide(store, plenty, take("k", rule))
+	if !errors.Is(a.Err, rls.ErrUnavailable) || !errors.Is(a.Err, redis.ErrNotSent) || time.Since(begin) > time.Second {
+		t.Errorf("after the stop: got %+v after %v", a, time.Since(begin))
+	}
+	if n := seen.connections.Load(); n != 0 {
+		t.Errorf("%d connections are still open", n)
+	}
+}
+
+func TestUnixSocket(t *testing.T) {
+	t.Parallel()
+	server := testserver.Start(t, testserver.Valkey, testserver.OnSocket())
+	store := open(t, redis.Config{URL: server.URL(), Budget: plenty})
+	rule := never(t, 2)
+	for _, want := range []bool{true, true, false} {
+		if a := answers(t, store, take("k", rule)); a.Allowed != want {
+			t.Errorf("got %+v", a)
+		}
+	}
+}

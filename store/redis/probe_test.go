@@ -1,0 +1,380 @@
+package redis_test
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"io"
+	"net"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sentinel-rls/sentinel-rls/internal/testserver"
+	"github.com/sentinel-rls/sentinel-rls/rls"
+	"github.com/sentinel-rls/sentinel-rls/store/redis"
+)
+
+// commands are what the store needs, as ACL rules.
+const commands = "+evalsha +script|load +mget +set +time +info"
+
+// TestProbe: every fault of the configuration is found, and its message says which it is and how to mend it.
+func TestProbe(t *testing.T) {
+	user := func(rules string) []string {
+		return append(strings.Fields("acl setuser u on >secret"), strings.Fields(rules)...)
+	}
+	for name, c := range map[string]struct {
+		do     []string // on the server before
+		user   string   // and its password; empty: the default user
+		config redis.Config
+		path   string   // of the URL
+		want   []string // parts of the fault; none: no fault
+	}{
+		"fit":                  {},
+		"fit, least user":      {do: user("~sentinel:* " + commands), user: "u:secret"},
+		"evicts":               {do: []string{"config", "set", "maxmemory-policy", "allkeys-lru"}, want: []string{"allkeys-lru", "noeviction"}},
+		"evicts, assumed not":  {do: []string{"config", "set", "maxmemory-policy", "volatile-ttl"}, config: redis.Config{AssumeNoeviction: true}, want: []string{"volatile-ttl"}},
+		"INFO denied":          {do: user("~* +@all -info"), user: "u:secret", want: []string{"cannot be read", "redis.assume_noeviction"}},
+		"INFO denied, assumed": {do: user("~* +@all -info"), user: "u:secret", config: redis.Config{AssumeNoeviction: true}},
+		"wrong password":       {do: user("~* +@all"), user: "u:wrong", want: []string{"WRONGPASS", "redis.password_file"}},
+		"no such user":         {user: "nobody:secret", want: []string{"WRONGPASS", "redis.username"}},
+		"no password":          {do: []string{"config", "set", "requirepass", "secret"}, want: []string{"NOAUTH", "redis.password_file"}},
+		"SELECT denied":        {do: user("~* +@all -select"), user: "u:secret", path: "/1", want: []string{"'select'", "+select"}},
+		"EVALSHA denied":       {do: user("~* +@all -evalsha"), user: "u:secret", want: []string{"evalsha", "+evalsha"}},
+		"SCRIPT LOAD denied":   {do: user("~* +@all -script"), user: "u:secret", want: []string{"script", "+script|load"}},
+		"MGET denied":          {do: user("~* +@all -mget"), user: "u:secret", want: []string{"refuses a command", "+mget"}},
+		"SET denied":           {do: user("~* +@all -set"), user: "u:secret", want: []string{"refuses a command", "+set"}},
+		"TIME denied":          {do: user("~* +@all -time"), user: "u:secret", want: []string{"refuses a command", "+time"}},
+		"keys denied":          {do: user("~other:* +@all"), user: "u:secret", want: []string{"refuses a command", "its keys"}},
+		"keys with a prefix":   {do: user("~prod:* +@all"), user: "u:secret", config: redis.Config{ProbeKey: "prod:" + redis.DefaultProbeKey}},
+		"no such database":     {path: "/9999", want: []string{"database", "redis.url"}},
+		"another database":     {path: "/3"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onEach(t, func(t *testing.T, server *testserver.Server) {
+				if client := raw(t, server); len(c.do) > 0 {
+					must(t, client.Do(t.Context(), toAny(c.do)...).Err())
+				}
+				cfg := c.config
+				cfg.URL, cfg.Budget = server.URL(), plenty
+				if name, password, ok := strings.Cut(c.user, ":"); ok {
+					cfg.URL = as(t, server, name, password)
+				}
+				cfg.URL += c.path
+				err := open(t, cfg).Probe(t.Context())
+				fault, found := errors.AsType[*redis.ConfigFault](err)
+				if found != (len(c.want) > 0) || !found && err != nil {
+					t.Fatalf("got %v, want a fault with %q", err, c.want)
+				}
+				for _, part := range c.want {
+					if !strings.Contains(fault.Error(), part) {
+						t.Errorf("%q does not say %q", fault, part)
+					}
+				}
+				if found && (fault.Problem == "" || fault.Mend == "" || strings.Contains(fault.Error(), "secret")) {
+					t.Errorf("%q", fault)
+				}
+			})
+		})
+	}
+}
+
+func toAny(words []string) []any {
+	out := make([]any, len(words))
+	for i, word := range words {
+		out[i] = word
+	}
+	return out
+}
+
+// TestProbeOfClusterNode: its slots would answer MOVED to most keys.
+func TestProbeOfClusterNode(t *testing.T) {
+	onEach(t, func(t *testing.T, server *testserver.Server) {
+		err := open(t, redis.Config{URL: server.URL(), Budget: plenty}).Probe(t.Context())
+		if fault, ok := errors.AsType[*redis.ConfigFault](err); !ok || !strings.Contains(fault.Error(), "cluster mode") {
+			t.Fatalf("got %v, want a fault about cluster mode", err)
+		}
+	}, testserver.WithArgs("--cluster-enabled", "yes"))
+}
+
+// TestProbeIsNoFault: what passes by itself is no fault of the configuration.
+func TestProbeIsNoFault(t *testing.T) {
+	t.Parallel()
+	probe := func(t *testing.T, cfg redis.Config) error {
+		t.Helper()
+		err := open(t, cfg).Probe(t.Context())
+		if _, ok := errors.AsType[*redis.ConfigFault](err); ok || err == nil {
+			t.Fatalf("got %v, want an error that is no fault", err)
+		}
+		return err
+	}
+	t.Run("no server", func(t *testing.T) {
+		t.Parallel()
+		server := testserver.Start(t, testserver.Redis)
+		server.Kill()
+		if err := probe(t, redis.Config{URL: server.URL()}); !errors.Is(err, rls.ErrUnavailable) {
+			t.Errorf("got %v, want ErrUnavailable", err)
+		}
+	})
+	t.Run("frozen", func(t *testing.T) {
+		t.Parallel()
+		server := testserver.Start(t, testserver.Redis)
+		must(t, server.Freeze())
+		if err := probe(t, redis.Config{URL: server.URL()}); !errors.Is(err, rls.ErrTimeout) {
+			t.Errorf("got %v, want ErrTimeout", err)
+		}
+	})
+	t.Run("out of memory", func(t *testing.T) {
+		t.Parallel()
+		server := testserver.Start(t, testserver.Redis, testserver.WithArgs("--maxmemory", "1"))
+		if err := probe(t, redis.Config{URL: server.URL(), Budget: plenty}); !errors.Is(err, rls.ErrStore) {
+			t.Errorf("got %v, want ErrStore", err)
+		}
+	})
+	t.Run("replica", func(t *testing.T) {
+		t.Parallel()
+		server := testserver.Start(t, testserver.Redis, testserver.WithArgs("--replicaof", "127.0.0.1", "1"))
+		if err := probe(t, redis.Config{URL: server.URL(), Budget: plenty}); !errors.Is(err, rls.ErrUnavailable) {
+			t.Errorf("got %v, want ErrUnavailable", err)
+		}
+	})
+	for name, says := range map[string]string{"closes": "", "speaks HTTP": "HTTP/1.1 400 Bad Request\r\n\r\n", "says nothing of sense": "$-5\r\n*-7\r\n"} {
+		t.Run("server that "+name, func(t *testing.T) {
+			t.Parallel()
+			err := probe(t, redis.Config{URL: "redis://" + listen(t, says), Budget: plenty})
+			if !errors.Is(err, rls.ErrUnavailable) {
+				t.Errorf("got %v, want ErrUnavailable", err)
+			}
+		})
+	}
+}
+
+// listen returns the address of a server that says one thing and closes.
+func listen(t *testing.T, says string) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.ReadAtLeast(c, make([]byte, 1), 1)
+			_, _ = io.WriteString(c, says)
+			_ = c.Close()
+		}
+	}()
+	t.Cleanup(func() {
+		_ = l.Close()
+		<-done
+	})
+	return l.Addr().String()
+}
+
+// TestDP_05_identityCommandsAreOptional: the store works for a user who may not introduce himself, and does not try.
+func TestDP_05_identityCommandsAreOptional(t *testing.T) {
+	onEach(t, func(t *testing.T, server *testserver.Server) {
+		client := raw(t, server)
+		must(t, client.Do(t.Context(), toAny(strings.Fields("acl setuser u on >secret ~* -@all +select "+commands))...).Err())
+		introduced := calls(t, client, "client|setinfo") + calls(t, client, "client|setname")
+		store := open(t, redis.Config{URL: as(t, server, "u", "secret") + "/2", Budget: plenty})
+		must(t, store.Probe(t.Context()))
+		rule := never(t, 2)
+		for _, want := range []bool{true, true, false} {
+			if a := answers(t, store, take("k", rule)); a.Allowed != want {
+				t.Errorf("got %+v", a)
+			}
+		}
+		if got := calls(t, client, "client|setinfo") + calls(t, client, "client|setname"); got != introduced {
+			t.Errorf("%d CLIENT commands were sent", got-introduced)
+		}
+	})
+}
+
+// TestFaultFoundLater: a server that comes to evict keys fails every call until that is mended.
+func TestFaultFoundLater(t *testing.T) {
+	onEach(t, func(t *testing.T, server *testserver.Server) {
+		client := raw(t, server)
+		var seen observer
+		store := open(t, redis.Config{URL: server.URL(), Budget: plenty, ProbeEvery: 10 * time.Millisecond, Observer: &seen})
+		rule := never(t, 10)
+		answers(t, store, take("k", rule))
+
+		must(t, client.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru").Err())
+		eventually(t, "the fault is found", func() bool { return seen.fault.Load() != nil })
+		a := decide(store, plenty, take("k", rule))
+		if !errors.Is(a.Err, rls.ErrStore) || !errors.Is(a.Err, redis.ErrNotSent) || !contains(a.Err, "allkeys-lru") {
+			t.Errorf("got %v, want ErrStore about allkeys-lru", a.Err)
+		}
+		if !slices.Contains(store.Degraded(), redis.DegradedConfig) || store.BreakerState() != "closed" {
+			t.Errorf("degraded %v, breaker %s", store.Degraded(), store.BreakerState())
+		}
+		// While the server cannot be asked, what is known stays.
+		server.Kill()
+		eventually(t, "the server is missed", func() bool { return slices.Contains(store.Degraded(), redis.DegradedDown) })
+		if a := decide(store, plenty, take("k", rule)); !errors.Is(a.Err, rls.ErrStore) {
+			t.Errorf("got %v, want ErrStore", a.Err)
+		}
+		must(t, server.Restart()) // with its first configuration
+		eventually(t, "the fault is gone", func() bool { return seen.fault.Load() == nil })
+		answers(t, store, take("k", rule))
+		if got := store.Degraded(); len(got) > 0 || seen.faults.Load() != 2 {
+			t.Errorf("degraded %v; told of %d changes, want 2", got, seen.faults.Load())
+		}
+	})
+}
+
+// TestServerComesLater: without a server the store starts, and finds it once it is there, without a call.
+func TestServerComesLater(t *testing.T) {
+	t.Parallel()
+	server := testserver.Start(t, testserver.Valkey)
+	server.Kill()
+	store := open(t, redis.Config{URL: server.URL(), Budget: plenty, ProbeEvery: 10 * time.Millisecond})
+	eventually(t, "the server is missed", func() bool { return slices.Equal(store.Degraded(), []string{redis.DegradedDown}) })
+	must(t, server.Restart())
+	eventually(t, "the server is found", func() bool { return len(store.Degraded()) == 0 })
+	answers(t, store, take("k", never(t, 1)))
+}
+
+// TestPasswordFile: it is read for every connection.
+func TestPasswordFile(t *testing.T) {
+	t.Parallel()
+	server := testserver.Start(t, testserver.Redis)
+	client := raw(t, server)
+	setUser := func(rules ...string) {
+		must(t, client.Do(t.Context(), toAny(append([]string{"acl", "setuser", "u", "on", "~*", "+@all"}, rules...))...).Err())
+	}
+	setUser(">first")
+	file := filepath.Join(t.TempDir(), "password")
+	write := func(text string) { must(t, os.WriteFile(file, []byte(text), 0o600)) }
+	write("first\n")
+	store := open(t, redis.Config{URL: server.URL(), Username: "u", PasswordFile: file, Budget: plenty})
+	rule := never(t, 100)
+	answers(t, store, take("k", rule))
+
+	setUser("resetpass", ">second")
+	must(t, client.Do(t.Context(), "client", "kill", "user", "u").Err())
+	if a := decide(store, plenty, take("k", rule)); !errors.Is(a.Err, rls.ErrStore) || !contains(a.Err, "WRONGPASS") {
+		t.Errorf("got %v, want WRONGPASS", a.Err)
+	}
+	write("second\r\n")
+	answers(t, store, take("k", rule))
+
+	must(t, os.Remove(file))
+	must(t, client.Do(t.Context(), "client", "kill", "user", "u").Err())
+	if a := decide(store, plenty, take("k", rule)); !errors.Is(a.Err, rls.ErrUnavailable) || !contains(a.Err, file) {
+		t.Errorf("got %v, want ErrUnavailable with the file's name", a.Err)
+	}
+	if fault, ok := errors.AsType[*redis.ConfigFault](store.Probe(t.Context())); !ok || !strings.Contains(fault.Error(), file) {
+		t.Errorf("got %v, want a fault with the file's name", fault)
+	}
+	write("second")
+	answers(t, store, take("k", rule))
+}
+
+// TestTLS: through a TLS front before the server. A certificate that nobody vouches for is refused.
+func TestTLS(t *testing.T) {
+	t.Parallel()
+	server := testserver.Start(t, testserver.Redis)
+	front := httptest.NewUnstartedServer(nil) // only its certificate, for 127.0.0.1, is of use
+	front.StartTLS()
+	defer front.Close()
+	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: front.TLS.Certificates})
+	must(t, err)
+	defer l.Close()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go join(c, server.Addr())
+		}
+	}()
+	trusted := x509.NewCertPool()
+	trusted.AddCert(front.Certificate())
+
+	store := open(t, redis.Config{URL: "rediss://" + l.Addr().String(), TLS: &tls.Config{RootCAs: trusted}, Budget: plenty})
+	must(t, store.Probe(t.Context()))
+	rule := never(t, 1000)
+	for range 100 {
+		answers(t, store, take("k", rule))
+	}
+	stranger := open(t, redis.Config{URL: "rediss://" + l.Addr().String(), Budget: plenty})
+	if a := decide(stranger, plenty, take("k", rule)); !errors.Is(a.Err, rls.ErrUnavailable) || !contains(a.Err, "certificate") {
+		t.Errorf("got %v, want ErrUnavailable about the certificate", a.Err)
+	}
+	plain := open(t, redis.Config{URL: "redis://" + l.Addr().String(), Budget: time.Second})
+	if a := decide(plain, plenty, take("k", rule)); a.Err == nil {
+		t.Errorf("got %+v without TLS", a)
+	}
+}
+
+// join copies between a connection and a server until either ends.
+func join(c net.Conn, addr string) {
+	defer c.Close()
+	up, err := net.Dial("tcp", addr)
+	if err != nil {
+		return
+	}
+	defer up.Close()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, _ = io.Copy(up, c)
+		_ = up.Close()
+	}()
+	_, _ = io.Copy(c, up)
+	_ = c.Close()
+	<-done
+}
+
+// TestNewRefuses: faults of the configuration itself, without a word of a password.
+func TestNewRefuses(t *testing.T) {
+	t.Parallel()
+	empty := filepath.Join(t.TempDir(), "empty")
+	must(t, os.WriteFile(empty, []byte("\n"), 0o600))
+	url := func(u string) redis.Config { return redis.Config{URL: u} }
+	for want, cfgs := range map[string][]redis.Config{
+		"no URL":            {{}},
+		"malformed":         {url("redis://:secret@host:port"), url("redis://user:secret@%zz"), url("\x00"), url("redis://host/?a=%zz")},
+		"another scheme":    {url("http://user:secret@host"), url("host:6379"), url("sentinel://host")},
+		"no host":           {url("redis://"), url("redis://:6379"), url("redis:///1")},
+		"no socket":         {url("unix://run/redis.sock"), url("unix://")},
+		"has options":       {url("redis://host?max_retries=3"), url("rediss://secret@host?skip_verify=true"), url("unix:///s?db=1&pool_size=9"), url("redis://host#secret")},
+		"no database":       {url("redis://host/one"), url("redis://host/-1"), url("redis://host/1/2"), url("redis://host/01"), url("unix:///s?db=x")},
+		"budget":            {{URL: "redis://host", Budget: -1}},
+		"workers":           {{URL: "redis://host", Workers: -1}},
+		"queue":             {{URL: "redis://host", Queue: -1}},
+		"probe":             {{URL: "redis://host", ProbeEvery: -1}},
+		"password file":     {{URL: "redis://host", PasswordFile: "/does/not/exist"}},
+		"is empty":          {{URL: "redis://host", PasswordFile: empty}},
+		"TLS is configured": {{URL: "redis://host", TLS: &tls.Config{MinVersion: tls.VersionTLS12}}},
+	} {
+		for _, cfg := range cfgs {
+			store, err := redis.New(cfg)
+			if store != nil || err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "secret") {
+				t.Errorf("%q: got %v, want an error with %q", cfg.URL, err, want)
+			}
+		}
+	}
+	_, err := redis.New(redis.Config{URL: "redis://host", Budget: -1, Workers: -1})
+	if !contains(err, "budget") || !contains(err, "workers") {
+		t.Errorf("got %v, want both faults", err)
+	}
+	for _, u := range []string{
+		"redis://host", "redis://host:6379", "redis://host/", "redis://host/3", "redis://user:secret@host:6379/0", "redis://:secret@[::1]:6379",
+		"rediss://host:6380", "unix:///run/redis.sock", "unix:///run/redis.sock?db=3",
+	} {
+		if _, err := redis.New(url(u)); err != nil {
+			t.Errorf("%s: %v", u, err)
+		}
+	}
+}
