@@ -140,15 +140,21 @@ func TestRepair(t *testing.T) {
 		{"UTF-8", rateLimit, rateLimitFrame("shöp", "k", "\u20ac\U0001F600\uFFFD\x00"), nil},
 		{"a top-level string", rateLimit, rateLimitFrame("\xff"), rateLimitFrame("\uFFFD")},
 		{"a nested string", rateLimit, rateLimitFrame("d", "k\xc3", "a\xff\xfeb"), rateLimitFrame("d", "k\uFFFD", "a\uFFFD\uFFFDb")},
-		{"a surrogate, an overlong NUL", rateLimit, rateLimitFrame("d", "k", "\xed\xa0\x80\xc0\x80"),
-			rateLimitFrame("d", "k", "\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD")},
-		{"a length that grows by a byte", rateLimit, rateLimitFrame("d", "k", long),
-			rateLimitFrame("d", "k", string(bytes.Repeat([]byte("\uFFFD"), 60)))},
+		{
+			"a surrogate, an overlong NUL", rateLimit, rateLimitFrame("d", "k", "\xed\xa0\x80\xc0\x80"),
+			rateLimitFrame("d", "k", "\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD"),
+		},
+		{
+			"a length that grows by a byte", rateLimit, rateLimitFrame("d", "k", long),
+			rateLimitFrame("d", "k", string(bytes.Repeat([]byte("\uFFFD"), 60))),
+		},
 		{"maps and a Struct", check, checkFrame("x-\xff", "v\xff", "\xff"), checkFrame("x-\uFFFD", "v\uFFFD", "\uFFFD")},
 		{"bytes are not text", check, lengthDelimited(1, lengthDelimited(4, lengthDelimited(2, lengthDelimited(12, "\xff")))), nil},
 		{"an unknown field is not text", rateLimit, lengthDelimited(99, "\xff"), nil},
-		{"an unknown field beside text", rateLimit, slices.Concat(lengthDelimited(99, "\xff"), lengthDelimited(1, "\xff")),
-			slices.Concat(lengthDelimited(99, "\xff"), lengthDelimited(1, "\uFFFD"))},
+		{
+			"an unknown field beside text", rateLimit, slices.Concat(lengthDelimited(99, "\xff"), lengthDelimited(1, "\xff")),
+			slices.Concat(lengthDelimited(99, "\xff"), lengthDelimited(1, "\uFFFD")),
+		},
 		{"no encoding", rateLimit, []byte{0x0a, 0x05, 0xff}, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -200,6 +206,9 @@ func decode(t *testing.T, data []byte, msg proto.Message, wantRepairs int) error
 func FuzzCodec(f *testing.F) {
 	rateLimit, check := &rlsv3.RateLimitRequest{}, &authv3.CheckRequest{}
 	lenientRateLimit, lenientCheck := withoutUTF8Check(f, rateLimit), withoutUTF8Check(f, check)
+	if err := proto.Unmarshal(rateLimitFrame("shop", "q", "a\xff"), dynamicpb.NewMessage(lenientRateLimit)); err != nil {
+		f.Fatalf("the decoder to compare with checks UTF-8 too: %v", err)
+	}
 	f.Add(true, rateLimitFrame("shop", "q", "a\xff"))
 	f.Add(true, rateLimitFrame("shop", "tenant", "acme", "endpoint_id", "orders.create"))
 	f.Add(true, slices.Concat(lengthDelimited(99, "\xff"), lengthDelimited(1, "\xff"), []byte{0x18, 0x05}))
@@ -250,7 +259,7 @@ func withoutUTF8Check(t testing.TB, msg proto.Message) protoreflect.MessageDescr
 		}
 		file := protodesc.ToFileDescriptorProto(fd)
 		if fd.Syntax() == protoreflect.Proto3 {
-			file.Syntax = proto.String("proto2")
+			file.Syntax = new("proto2")
 		}
 		set.File = append(set.File, file)
 	}

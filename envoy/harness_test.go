@@ -3,6 +3,7 @@ package envoy
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"net"
 	"strings"
 	"sync"
@@ -74,11 +75,7 @@ func (c *tally) Canceled(s rls.Service) { c.count("canceled", s) }
 func (c *tally) snapshot() map[string]int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	out := map[string]int{}
-	for k, v := range c.counts {
-		out[k] = v
-	}
-	return out
+	return maps.Clone(c.counts)
 }
 
 // running is a server on a loopback port with one client connection.
@@ -93,7 +90,7 @@ type running struct {
 }
 
 // start serves engine until the test ends. change may alter the configuration.
-func start(t *testing.T, engine Engine, change ...func(*Config)) *running {
+func start(t testing.TB, engine Engine, change ...func(*Config)) *running {
 	t.Helper()
 	r := &running{tally: &tally{}, log: &syncBuffer{}}
 	cfg := Config{Engine: engine, Recorder: r.tally, Log: slog.New(slog.NewJSONHandler(r.log, nil))}
