@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"regexp"
+	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -28,6 +29,8 @@ type Size struct {
 
 	FullTenants int `json:"full_tenants"` // distinct tenants sent through a memory store
 	FullBuckets int `json:"full_buckets"` // of so many buckets
+
+	Env []string `json:"env,omitempty"` // of sentinel-rls in every measure, as NAME=value
 }
 
 // fullSize is the size of the figures that are published.
@@ -46,7 +49,7 @@ const deadline = time.Second
 // measures are all there are, in the order of the report.
 var measures = []struct {
 	name string
-	run  func(ctx context.Context, b *bench) error
+	run  func(*bench, context.Context) error
 }{
 	{"rls_redis", (*bench).rlsRedis},
 	{"rls_memory", (*bench).rlsMemory},
@@ -106,7 +109,7 @@ func runBench(ctx context.Context, size Size, only *regexp.Regexp, progress io.W
 			continue
 		}
 		fmt.Fprintf(progress, "%s %s\n", time.Now().Format(time.TimeOnly), m.name)
-		if err := m.run(ctx, b); err != nil {
+		if err := m.run(b, ctx); err != nil {
 			return nil, fmt.Errorf("%s: %w", m.name, err)
 		}
 	}
@@ -115,7 +118,7 @@ func runBench(ctx context.Context, size Size, only *regexp.Regexp, progress io.W
 
 // start starts the program and connects to it. stop ends both.
 func (b *bench) start(ctx context.Context, s load.Settings) (p *load.Program, conns load.Conns, stop func(), err error) {
-	s.Binary = b.binary
+	s.Binary, s.Env = b.binary, slices.Concat(b.size.Env, s.Env)
 	if p, err = load.Start(ctx, s); err != nil {
 		return nil, nil, nil, err
 	}

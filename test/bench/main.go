@@ -41,6 +41,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	only := flags.String("run", "", "measure only what matches this `regexp`, of "+strings.Join(names(), ", "))
 	check := flags.Bool("check", false, "exit with 1 when a figure misses its mark")
 	flags.IntVar(&size.Pairs, "pairs", size.Pairs, "pairs of windows, one on each server, for every throughput")
+	flags.Func("env", "set `NAME=value` in the environment of sentinel-rls, to try what it does; repeatable", func(v string) error {
+		size.Env = append(size.Env, v)
+		return nil
+	})
 	seconds := flags.Float64("seconds", size.Window.Seconds(), "length of a window")
 	switch err := flags.Parse(args); {
 	case errors.Is(err, flag.ErrHelp):

@@ -19,14 +19,14 @@ type Idle struct {
 
 // Full is the resident memory of a program whose memory store is full, while ever more tenants come.
 type Full struct {
-	Tenants   int     `json:"tenants"`       // distinct ones that have come in the end
-	Buckets   int64   `json:"buckets"`       // that the store keeps in the end
-	MaxBucket int64   `json:"max_buckets"`   // that it may keep
-	Filled    int64   `json:"bytes_filled"`  // the median over the first quarter of what came after it was full
-	End       int64   `json:"bytes_end"`     // the median over the last quarter
-	Limit     int64   `json:"limit"`         // End must stay under
-	Samples   []int64 `json:"bytes_sampled"` // after each twentieth of the tenants
-	Admitted  float64 `json:"admitted_share"`
+	Tenants    int     `json:"tenants"`       // distinct ones that have come in the end
+	Buckets    int64   `json:"buckets"`       // that the store keeps in the end
+	MaxBuckets int64   `json:"max_buckets"`   // that it may keep
+	Filled     int64   `json:"bytes_filled"`  // the median over the first quarter of what came after it was full
+	End        int64   `json:"bytes_end"`     // the median over the last quarter
+	Limit      int64   `json:"limit"`         // End must stay under
+	Samples    []int64 `json:"bytes_sampled"` // after each twentieth of the tenants
+	Admitted   float64 `json:"admitted_share"`
 }
 
 const (
@@ -54,7 +54,9 @@ func endpoints(n int) string {
 }
 
 func (b *bench) memoryIdle(ctx context.Context) error {
-	program, err := load.Start(ctx, load.Settings{Binary: b.binary, Policies: endpoints(b.size.IdleEndpoints)})
+	program, err := load.Start(ctx, load.Settings{
+		Binary: b.binary, Policies: endpoints(b.size.IdleEndpoints), Env: b.size.Env,
+	})
 	if err != nil {
 		return err
 	}
@@ -72,8 +74,8 @@ func (b *bench) memoryIdle(ctx context.Context) error {
 	return nil
 }
 
-// oneEach is a policy whose buckets stay in use for a day once they were asked, so that the store can drop none of them.
-// Its numbers admit everyone, also those who share the overflow bucket.
+// oneEach is a policy whose buckets stay in use for half an hour once they were asked, so that the store can drop none of
+// them. It admits everyone, also those who share the overflow bucket.
 const oneEach = `
 domain: load
 endpoints:
@@ -81,7 +83,7 @@ endpoints:
     policy_version: 1
     fail_mode: fail_closed
     limits:
-      - {algorithm: token_bucket, capacity: 1000000000, refill: 1/d}
+      - {algorithm: token_bucket, capacity: 2000000, refill: 1/1800s}
 `
 
 func (b *bench) memoryFull(ctx context.Context) error {
@@ -92,7 +94,7 @@ func (b *bench) memoryFull(ctx context.Context) error {
 		return err
 	}
 	defer stop()
-	full := Full{Tenants: b.size.FullTenants, MaxBucket: int64(b.size.FullBuckets)}
+	full := Full{Tenants: b.size.FullTenants, MaxBuckets: int64(b.size.FullBuckets)}
 	step, admitted := b.size.FullTenants/fullSamples, int64(0)
 	for i := range fullSamples {
 		loop := load.Closed{Callers: b.size.Callers, Deadline: deadline, Calls: uint64(step), First: uint64(i * step)}

@@ -53,8 +53,8 @@ func (r *Report) missed() (lines []string) {
 		if f.End >= f.Limit {
 			lines = append(lines, fmt.Sprintf("memory_full grew from %.1f to %.1f MiB", mib(f.Filled), mib(f.End)))
 		}
-		if f.Buckets != f.MaxBucket {
-			lines = append(lines, fmt.Sprintf("memory_full: the store kept %d of %d buckets: it was not full", f.Buckets, f.MaxBucket))
+		if f.Buckets != f.MaxBuckets {
+			lines = append(lines, fmt.Sprintf("memory_full: the store kept %d of %d buckets: it was not full", f.Buckets, f.MaxBuckets))
 		}
 		if f.Admitted < 1-maxOdd {
 			lines = append(lines, fmt.Sprintf("memory_full: only %.2f %% of the calls were admitted in time", 100*f.Admitted))
@@ -84,15 +84,15 @@ func (r *Report) printThroughput(w io.Writer) {
 		r.Size.Callers, r.Size.Conns, r.Size.Tenants, r.Size.Pairs, r.Seconds)
 	rows := [][]string{{
 		"measure", "of bare", "floor", "calls/s", "bare", "p50 ms", "bare", "p99 ms", "bare", "CPU µs/call", "bare",
-		"Redis µs/call", "scripts/call", "commands/call", "denied", "late or failed",
+		"Redis µs/call", "scripts/call", "denied", "late or failed",
 	}}
 	for _, t := range r.Throughput {
-		floor, store := "–", []string{"–", "–", "–"}
+		floor, store := "–", []string{"–", "–"}
 		if t.Floor > 0 {
 			floor = fmt.Sprintf("%.2f", t.Floor)
 		}
 		if s := t.Store; s != nil {
-			store = []string{s.CPU.text("%.1f"), fmt.Sprintf("%.2f", s.Scripts.Median), fmt.Sprintf("%.2f", s.Commands.Median)}
+			store = []string{s.CPU.text("%.1f"), fmt.Sprintf("%.2f", s.Scripts.Median)}
 		}
 		rows = append(rows, append(append([]string{
 			t.Name, t.Ratio.text("%.2f"), floor,
@@ -117,7 +117,7 @@ func (r *Report) printMemory(w io.Writer) {
 		rows = append(rows, []string{
 			"memory_full", fmt.Sprintf("%.1f", mib(f.End)), fmt.Sprintf("%.1f", mib(f.Limit)),
 			fmt.Sprintf("after %d distinct tenants, %d of %d buckets kept; just after it was full: %.1f",
-				f.Tenants, f.Buckets, f.MaxBucket, mib(f.Filled)),
+				f.Tenants, f.Buckets, f.MaxBuckets, mib(f.Filled)),
 		})
 	}
 	table(w, rows)
@@ -147,7 +147,7 @@ func table(w io.Writer, rows [][]string) {
 
 // text is the median and, in brackets, the spread.
 func (s Spread) text(format string) string {
-	return fmt.Sprintf(format+" ["+format+" to "+format+"]", s.Median, s.Min, s.Max)
+	return fmt.Sprintf(format+" ["+format+"–"+format+"]", s.Median, s.Min, s.Max)
 }
 
 func millis(s Spread) string  { return fmt.Sprintf("%.2f", s.Median/1000) }

@@ -96,7 +96,9 @@ func (b *bench) authzRedis(ctx context.Context) error {
 	})
 }
 
-func (b *bench) askRateLimit(*load.Program) (load.Ask, error) { return load.RateLimit("all", b.size.Tenants), nil }
+func (b *bench) askRateLimit(*load.Program) (load.Ask, error) {
+	return load.RateLimit("all", b.size.Tenants), nil
+}
 
 // throughput measures the program on a store, nil for its own memory, in pairs of windows: one on the bare server, one on
 // the program, each pair in the other order. Both are asked the same.
