@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 
 	"go.yaml.in/yaml/v4"
 	"go.yaml.in/yaml/v4/plugin/loaderlimits"
@@ -109,7 +110,7 @@ func (s *source) reportYAML(err error) {
 		line, problem = e.Mark.Line, e.Message
 	}
 	if len(problem) > 200 {
-		problem = problem[:200] + "..."
+		problem = strings.ToValidUTF8(problem[:200], "") + "..."
 	}
 	s.report(line, nil, "not YAML: "+problem, "")
 }
