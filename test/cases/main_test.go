@@ -38,6 +38,7 @@ func TestReport(t *testing.T) {
 	events := strings.Join([]string{
 		`{"Action":"run","Package":"m/lua","Test":"TestLUA_01_a"}`,
 		`{"Action":"pass","Package":"m/lua","Test":"TestLUA_01_a"}`,
+		`{"Action":"skip","Package":"m/memory","Test":"TestConformance/LUA-01_a"}`,
 		`{"Action":"skip","Package":"m/lua","Test":"TestLUA_02_b"}`,
 		`{"Action":"output","Package":"m/lua","Test":"TestX/LUA-04_c","Output":"got 1, want 2\n"}`,
 		`{"Action":"fail","Package":"m/lua","Test":"TestX/LUA-04_c"}`,
@@ -56,6 +57,7 @@ func TestReport(t *testing.T) {
 		map[string]string{"LUA-06": "told twice", "LUA-11": "waits for the sliding log"}, results)
 
 	wantOut := `LUA-01   pass lua.TestLUA_01_a
+LUA-01   skip memory.TestConformance/LUA-01_a
 LUA-02   skip lua.TestLUA_02_b
 LUA-04   fail lua.TestX/LUA-04_c
 LUA-05   MISSING
@@ -68,8 +70,9 @@ LUA-11   -    waits for the sliding log
 		t.Errorf("report:\n%s\nwant:\n%s", &out, wantOut)
 	}
 	wantProblems := []string{
-		"LUA-02: skip: lua.TestLUA_02_b",
-		"LUA-04: fail: lua.TestX/LUA-04_c",
+		"LUA-02: no test passed",
+		"LUA-04: failed: lua.TestX/LUA-04_c",
+		"LUA-04: no test passed",
 		"LUA-05 has no test and no line in docs/cases.md",
 		"LUA-06 has a test: remove its line from docs/cases.md",
 	}
