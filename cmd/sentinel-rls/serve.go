@@ -145,9 +145,8 @@ func newLogger(cfg config.Log, w *telemetry.Writer) (*slog.Logger, error) {
 	return telemetry.NewLogger(w, cfg.Format, level)
 }
 
-func (p *program) warnOfPrivatePeer(peer netip.Addr) {
-	p.log.Warn("a client's address is private or loopback: if a proxy stands before Envoy, all its clients share one bucket; see client_address",
-		"network", netip.PrefixFrom(peer, peer.BitLen()*3/4).Masked().String())
+func (p *program) warnOfPrivatePeer(netip.Addr) {
+	p.log.Warn("a client's address is private or loopback: if a proxy stands before Envoy, all its clients share one bucket; see client_address")
 }
 
 // run listens, starts every part and returns when all have stopped.

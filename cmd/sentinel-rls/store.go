@@ -27,13 +27,13 @@ type store struct {
 // newStore returns Redis where a URL is configured, else the memory store. It connects to nothing.
 func newStore(cfg config.Config, recorder *telemetry.Recorder, log *slog.Logger) (store, error) {
 	if cfg.Redis.URL == "" {
-		return newMemoryStore(cfg.Memory, recorder)
+		return newMemoryStore(cfg, recorder)
 	}
 	return newRedisStore(cfg, recorder, log)
 }
 
-func newMemoryStore(cfg config.Memory, recorder *telemetry.Recorder) (store, error) {
-	s, err := memory.New(memory.Config{MaxBuckets: cfg.MaxBuckets, Overflowed: recorder.MemoryOverflowed})
+func newMemoryStore(cfg config.Config, recorder *telemetry.Recorder) (store, error) {
+	s, err := memory.New(memoryConfig(cfg, recorder))
 	if err != nil {
 		return store{}, err
 	}
@@ -42,15 +42,7 @@ func newMemoryStore(cfg config.Memory, recorder *telemetry.Recorder) (store, err
 }
 
 func newRedisStore(cfg config.Config, recorder *telemetry.Recorder, log *slog.Logger) (store, error) {
-	s, err := redis.New(redis.Config{
-		URL: cfg.Redis.URL, Username: cfg.Redis.Username, PasswordFile: cfg.Redis.PasswordFile,
-		Budget: cfg.Redis.Budget, Workers: cfg.Redis.Workers, Queue: cfg.Redis.Queue,
-		AssumeNoeviction: cfg.Redis.AssumeNoeviction, ProbeKey: cfg.Redis.KeyPrefix + redis.DefaultProbeKey,
-		Breaker: rls.BreakerConfig{
-			Failures: cfg.Breaker.Failures, Quarantine: cfg.Breaker.Quarantine, OnChange: recorder.BreakerChanged,
-		},
-		Observer: storeObserver{recorder, log},
-	})
+	s, err := redis.New(redisConfig(cfg, recorder, log))
 	if err != nil {
 		return store{}, invalidError{err}
 	}

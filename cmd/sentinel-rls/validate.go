@@ -48,6 +48,10 @@ func summarize(w io.Writer, set *descriptors.Set) error {
 			return err
 		}
 	}
-	_, err := fmt.Fprintf(w, "OK %s\n", set.Hash())
+	last := set.Hash()
+	if len(set.Policies()) == 0 {
+		last = "no policies: nothing is limited"
+	}
+	_, err := fmt.Fprintln(w, "OK", last)
 	return err
 }

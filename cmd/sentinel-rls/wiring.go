@@ -10,6 +10,8 @@ import (
 	"github.com/sentinel-rls/sentinel-rls/identity"
 	"github.com/sentinel-rls/sentinel-rls/internal/telemetry"
 	"github.com/sentinel-rls/sentinel-rls/rls"
+	"github.com/sentinel-rls/sentinel-rls/store/memory"
+	"github.com/sentinel-rls/sentinel-rls/store/redis"
 )
 
 // What the configuration says, in each package's own words. config.Load has checked the values.
@@ -83,5 +85,21 @@ func serverConfig(cfg config.Config, engine *rls.Engine, recorder *telemetry.Rec
 		PingTimeout:           cfg.GRPC.Keepalive.Timeout,
 		MaxConnectionAge:      cfg.GRPC.Keepalive.MaxConnectionAge,
 		MaxConnectionAgeGrace: cfg.GRPC.Keepalive.MaxConnectionAgeGrace,
+	}
+}
+
+func memoryConfig(cfg config.Config, recorder *telemetry.Recorder) memory.Config {
+	return memory.Config{MaxBuckets: cfg.Memory.MaxBuckets, Overflowed: recorder.MemoryOverflowed}
+}
+
+func redisConfig(cfg config.Config, recorder *telemetry.Recorder, log *slog.Logger) redis.Config {
+	return redis.Config{
+		URL: cfg.Redis.URL, Username: cfg.Redis.Username, PasswordFile: cfg.Redis.PasswordFile,
+		Budget: cfg.Redis.Budget, Workers: cfg.Redis.Workers, Queue: cfg.Redis.Queue,
+		AssumeNoeviction: cfg.Redis.AssumeNoeviction, ProbeKey: cfg.Redis.KeyPrefix + redis.DefaultProbeKey,
+		Breaker: rls.BreakerConfig{
+			Failures: cfg.Breaker.Failures, Quarantine: cfg.Breaker.Quarantine, OnChange: recorder.BreakerChanged,
+		},
+		Observer: storeObserver{recorder, log},
 	}
 }

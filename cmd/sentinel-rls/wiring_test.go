@@ -1,0 +1,176 @@
+package main
+
+import (
+	"log/slog"
+	"net/netip"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/sentinel-rls/sentinel-rls/config"
+	"github.com/sentinel-rls/sentinel-rls/envoy"
+	"github.com/sentinel-rls/sentinel-rls/identity"
+	"github.com/sentinel-rls/sentinel-rls/internal/telemetry"
+	"github.com/sentinel-rls/sentinel-rls/rls"
+	"github.com/sentinel-rls/sentinel-rls/store/memory"
+	"github.com/sentinel-rls/sentinel-rls/store/redis"
+)
+
+// Every setting with another value than its default.
+const everySetting = `
+grpc:
+  address: 127.0.0.1:18081
+  max_recv_bytes: 2048
+  max_concurrent_streams: 7
+  keepalive: {min_time: 11s, time: 31s, timeout: 6s, max_connection_age: 11m, max_connection_age_grace: 31s}
+  reflection: true
+admin: {address: "127.0.0.1:19091", token_file: token}
+policies: [policies]
+authz: {domain: shop}
+unknown_endpoint: ok
+unknown_domain: over_limit
+names:
+  entries: {tenant: t, endpoint_id: e, user: u, cookie: c, address: [a]}
+  metadata: {namespace: ns, endpoint_id: id}
+  headers: {tenant: x-t, subject: x-s, reason: x-r}
+bounds: {descriptors: 3, entries: 4, key_bytes: 5, value_bytes: 6}
+redis:
+  url: redis://127.0.0.1:16379/2
+  username: limiter
+  password_file: password
+  key_prefix: "staging:"
+  budget: 21ms
+  workers: 3
+  queue: 99
+  assume_noeviction: true
+memory: {max_buckets: 12}
+guard: {reserve: 3ms, no_deadline: 201ms}
+breaker: {failures: 6, quarantine: 31s}
+jwt:
+  algorithms: [HS384]
+  keys: [{alg: HS384, kid: k1, secret_file: secret}]
+  audience: aud
+  issuer: iss
+  leeway: 31s
+  tenant_claim: org
+  scope_claim: scp
+anonymous: {cookie_name: sid, cookie_ttl: 1h, cookie_secure: false, cookie_secret_files: [cookie-secret]}
+client_address: {from: xff, header: x-client, trusted_proxies: [10.0.0.0/8], hops: 2, ipv6_prefix: 56}
+log: {level: warn, format: text}
+shutdown: {drain_delay: 6s, grace: 21s}
+`
+
+const (
+	longSecret   = "a test secret of at least 48 bytes, which HS384 asks for"
+	cookieSecret = "a cookie secret of at least 32 bytes"
+)
+
+func loadEverySetting(t *testing.T) (settings, string) {
+	t.Helper()
+	dir := files(t, map[string]string{
+		"sentinel.yaml": everySetting, "secret": longSecret, "cookie-secret": cookieSecret,
+		"password": "hunter22", "token": "correct-horse-battery", "policies/shop.yaml": shopPolicies,
+		"policies/login.yaml": strings.NewReplacer("orders:", "login:", "policy_version: 1", "policy_version: 1\n    identity: anonymous",
+			"scope: tenant, algorithm: token_bucket, capacity: 10, refill: 0", "scope: cookie, algorithm: sliding_window, limit: 10, window: 1m").Replace(shopPolicies),
+	})
+	s, err := load(filepath.Join(dir, "sentinel.yaml"), nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, dir
+}
+
+// A setting that is added must be given a value here, and then a place in the wiring.
+func TestEverySettingIsTried(t *testing.T) {
+	t.Parallel()
+	s, _ := loadEverySetting(t)
+	var walk func(path string, got, standard reflect.Value)
+	walk = func(path string, got, standard reflect.Value) {
+		if got.Kind() == reflect.Struct && got.Type() != reflect.TypeFor[config.Secret]() {
+			for field, value := range got.Fields() {
+				walk(path+"."+field.Name, value, standard.FieldByName(field.Name))
+			}
+			return
+		}
+		if reflect.DeepEqual(got.Interface(), standard.Interface()) {
+			t.Errorf("Config%s has its default", path)
+		}
+	}
+	walk("", reflect.ValueOf(s.cfg), reflect.ValueOf(config.Default()))
+}
+
+func TestWiring(t *testing.T) {
+	t.Parallel()
+	s, dir := loadEverySetting(t)
+	recorder, log := telemetry.New(telemetry.Config{Registerer: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)}), slog.New(slog.DiscardHandler)
+	ignore := cmpopts.IgnoreFields
+
+	wantIdentity := identity.Config{
+		Tokens: identity.TokenConfig{
+			Keys:       []identity.HMACKey{{Algorithm: "HS384", KeyID: "k1", Secret: identity.Secret(longSecret)}},
+			Algorithms: []string{"HS384"}, Audience: "aud", Issuer: "iss", Leeway: 31 * time.Second,
+			TenantClaim: "org", ScopeClaim: "scp",
+		},
+		Cookie: identity.CookieConfig{Name: "sid", TTL: time.Hour, Insecure: true, Secrets: []identity.Secret{identity.Secret(cookieSecret)}},
+		Address: identity.AddressConfig{
+			From: identity.FromForwardedFor, TrustedProxies: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Hops: 2, IPv6Prefix: 56,
+		},
+	}
+	compareNetworks := cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
+	if diff := cmp.Diff(wantIdentity, identityConfig(s.cfg, nil), compareNetworks); diff != "" {
+		t.Errorf("identity (-want +got):\n%s", diff)
+	}
+
+	wantEngine := rls.Config{
+		StoreBudget: 21 * time.Millisecond, Reserve: 3 * time.Millisecond, NoDeadline: 201 * time.Millisecond,
+		AuthzDomain: "shop", OKUnknownEndpoint: true, DenyUnknownDomain: true,
+		Names:  rls.Names{Tenant: "t", EndpointID: "e", User: "u", Cookie: "c", Address: []string{"a"}},
+		Bounds: rls.Bounds{Descriptors: 3, Entries: 4, KeyBytes: 5, ValueBytes: 6},
+	}
+	parts := ignore(rls.Config{}, "Store", "Identifier", "Recorder", "BreakerState")
+	if diff := cmp.Diff(wantEngine, engineConfig(s.cfg, store{}, nil, recorder), parts); diff != "" {
+		t.Errorf("engine (-want +got):\n%s", diff)
+	}
+
+	wantServer := envoy.Config{
+		Names: envoy.Names{
+			MetadataNamespace: "ns", EndpointID: "id", ClientAddressHeader: "x-client",
+			TenantHeader: "x-t", SubjectHeader: "x-s", ReasonHeader: "x-r",
+		},
+		Reflection: true, MaxMessageBytes: 2048, MaxConcurrentStreams: 7,
+		PingMinTime: 11 * time.Second, PingTime: 31 * time.Second, PingTimeout: 6 * time.Second,
+		MaxConnectionAge: 11 * time.Minute, MaxConnectionAgeGrace: 31 * time.Second,
+	}
+	if diff := cmp.Diff(wantServer, serverConfig(s.cfg, nil, recorder, log), ignore(envoy.Config{}, "Engine", "Recorder", "Log")); diff != "" {
+		t.Errorf("gRPC server (-want +got):\n%s", diff)
+	}
+
+	wantRedis := redis.Config{
+		URL: "redis://127.0.0.1:16379/2", Username: "limiter", PasswordFile: filepath.Join(dir, "password"),
+		Budget: 21 * time.Millisecond, Workers: 3, Queue: 99, AssumeNoeviction: true,
+		ProbeKey: "staging:" + redis.DefaultProbeKey,
+		Breaker:  rls.BreakerConfig{Failures: 6, Quarantine: 31 * time.Second},
+	}
+	if diff := cmp.Diff(wantRedis, redisConfig(s.cfg, recorder, log), ignore(redis.Config{}, "Observer", "Breaker.OnChange")); diff != "" {
+		t.Errorf("redis (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(memory.Config{MaxBuckets: 12}, memoryConfig(s.cfg, recorder), ignore(memory.Config{}, "Overflowed")); diff != "" {
+		t.Errorf("memory store (-want +got):\n%s", diff)
+	}
+}
+
+// The engine takes a zero reserve for its default; a configured zero must stay next to nothing.
+func TestNoReserveIsNotTheDefaultReserve(t *testing.T) {
+	t.Parallel()
+	cfg := config.Default()
+	cfg.Guard.Reserve = 0
+	if got := engineConfig(cfg, store{}, nil, nil).Reserve; got != time.Nanosecond {
+		t.Errorf("guard.reserve 0s gives the engine %v, want 1ns", got)
+	}
+}
