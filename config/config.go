@@ -19,8 +19,8 @@ type Config struct {
 	// The HTTP server for operators: metrics, health, diagnostics.
 	Admin Admin `yaml:"admin"`
 
-	// Policy files, and directories whose *.yaml, *.yml and *.json files are read. With none, nothing is limited and every
-	// Check is answered as an unknown endpoint.
+	// Policy files, and directories whose *.yaml, *.yml and *.json files are read. With none, nothing is limited and
+	// every Check is answered as an unknown endpoint.
 	Policies []string `yaml:"policies" kind:"path"`
 
 	// How ext_authz finds its policies.
@@ -84,15 +84,15 @@ type GRPC struct {
 	// Pings and the age of connections.
 	Keepalive Keepalive `yaml:"keepalive"`
 
-	// Whether gRPC reflection is served, which lets tools like grpcurl list the services without their proto files. Anyone
-	// who reaches the port may then ask.
+	// Whether gRPC reflection is served, which lets tools like grpcurl list the services without their proto files.
+	// Anyone who reaches the port may then ask.
 	Reflection bool `yaml:"reflection"`
 }
 
 // Keepalive is how connections are kept and ended.
 type Keepalive struct {
-	// The shortest time between two pings of a client, 1s to 1h. An Envoy whose connection_keepalive.interval is shorter has its
-	// connections closed (too_many_pings).
+	// The shortest time between two pings of a client, 1s to 1h. An Envoy whose connection_keepalive.interval is
+	// shorter has its connections closed (too_many_pings).
 	MinTime time.Duration `yaml:"min_time"`
 
 	// How long a connection may be idle before the server pings it, 1s to 2h.
@@ -101,8 +101,8 @@ type Keepalive struct {
 	// How long that ping may stay unanswered before the connection is closed, 1s to 1h.
 	Timeout time.Duration `yaml:"timeout"`
 
-	// How old a connection may become before it is closed in good order, 10s to 24h. Envoy then connects anew, which spreads its
-	// calls over replicas that started later.
+	// How old a connection may become before it is closed in good order, 10s to 24h. Envoy then connects anew, which
+	// spreads its calls over replicas that started later.
 	MaxConnectionAge time.Duration `yaml:"max_connection_age"`
 
 	// How long calls on such a connection may still run, 1s to 1h.
@@ -111,12 +111,12 @@ type Keepalive struct {
 
 // Admin is the HTTP server for operators.
 type Admin struct {
-	// Host and port to listen on. Metrics and health have no password, so keep it on loopback or behind a network policy; set
-	// 0.0.0.0:9091 in a container whose probes and scrapes come from outside.
+	// Host and port to listen on. Metrics and health have no password, so keep it on loopback or behind a network
+	// policy; set 0.0.0.0:9091 in a container whose probes and scrapes come from outside.
 	Address string `yaml:"address"`
 
-	// A file that holds the token (Authorization: Bearer) for /policies and profiling, at least 16 characters. Without it
-	// they answer only on a loopback address.
+	// A file that holds the token (Authorization: Bearer) for /policies and profiling, at least 16 characters. Without
+	// it they answer only on a loopback address.
 	TokenFile string `yaml:"token_file" kind:"path"`
 
 	// Token is what TokenFile held; empty without one.
@@ -162,8 +162,8 @@ type EntryNames struct {
 
 // MetadataNames are the place of the endpoint id in route metadata.
 type MetadataNames struct {
-	// The metadata namespace, which is also the one of the dynamic metadata that a Check answers with. Envoy sends it only when
-	// route_metadata_context_namespaces lists it.
+	// The metadata namespace, which is also the one of the dynamic metadata that a Check answers with. Envoy sends it
+	// only when route_metadata_context_namespaces lists it.
 	Namespace string `yaml:"namespace"`
 
 	// The key within the namespace, and the name of the context extension.
@@ -212,12 +212,12 @@ type Redis struct {
 	// Password is what PasswordFile held; empty without one.
 	Password Secret `yaml:"-"`
 
-	// Text before every key, so that several environments share one Redis: letters, digits and . _ : - only. Changing it
-	// starts every bucket afresh.
+	// Text before every key, so that several environments share one Redis: letters, digits and . _ : - only. Changing
+	// it starts every bucket afresh.
 	KeyPrefix string `yaml:"key_prefix"`
 
-	// The most that one store call may take, 1ms to 10s. Envoy's rate limit filter waits 20ms unless told otherwise; raise both
-	// together.
+	// The most that one store call may take, 1ms to 10s. Envoy's rate limit filter waits 20ms unless told otherwise;
+	// raise both together.
 	Budget time.Duration `yaml:"budget"`
 
 	// Workers that send batches, each on a connection of its own, 1 to 64. Measured: more than 2 gain nothing.
@@ -233,8 +233,8 @@ type Redis struct {
 
 // Memory is the store inside the process.
 type Memory struct {
-	// Buckets kept, 1 to 100000000, about 200 bytes each. When full, buckets that are as if untouched go first; then new keys share
-	// one bucket per limit.
+	// Buckets kept, 1 to 100000000, about 200 bytes each. When full, buckets that are as if untouched go first; then
+	// new keys share one bucket per limit.
 	MaxBuckets int `yaml:"max_buckets"`
 }
 
@@ -258,15 +258,15 @@ type Breaker struct {
 
 // JWT is how bearer tokens are verified.
 type JWT struct {
-	// HMAC keys, at most 16. Required as soon as an endpoint has identity tenant_jwt. Several keys let secrets rotate: add the new
-	// one, move the issuer, remove the old one.
+	// HMAC keys, at most 16. Required as soon as an endpoint has identity tenant_jwt. Several keys let secrets rotate:
+	// add the new one, move the issuer, remove the old one.
 	Keys []JWTKey `yaml:"keys"`
 
 	// The algorithms that are accepted: HS256, HS384, HS512. A key never verifies another algorithm than its own.
 	Algorithms []string `yaml:"algorithms"`
 
-	// What a token's aud claim must contain. Empty: not checked. Set it when the issuer serves other services too, or their tokens
-	// work here.
+	// What a token's aud claim must contain. Empty: not checked. Set it when the issuer serves other services too, or
+	// their tokens work here.
 	Audience string `yaml:"audience"`
 
 	// What a token's iss claim must be. Empty: not checked.
@@ -290,7 +290,8 @@ type JWTKey struct {
 	// The key id that tokens name as kid. Empty: the key is tried for every token of its algorithm.
 	KeyID string `yaml:"kid"`
 
-	// A file that holds the secret: at least 32 bytes for HS256, 48 for HS384, 64 for HS512. One newline at the end is cut off.
+	// A file that holds the secret: at least 32 bytes for HS256, 48 for HS384, 64 for HS512. One newline at the end is
+	// cut off.
 	SecretFile string `yaml:"secret_file" kind:"path"`
 
 	// Secret is what SecretFile held.
@@ -302,16 +303,16 @@ type Anonymous struct {
 	// The cookie's name. With the prefix __Host- or __Secure- browsers demand cookie_secure.
 	CookieName string `yaml:"cookie_name"`
 
-	// How long a cookie is valid, in whole seconds, 1m to 9600h. A caller without a valid one is limited by address alone and gets a
-	// new one.
+	// How long a cookie is valid, in whole seconds, 1m to 9600h. A caller without a valid one is limited by address
+	// alone and gets a new one.
 	CookieTTL time.Duration `yaml:"cookie_ttl"`
 
 	// Whether the cookie is sent over HTTPS only. Set false for a test without TLS.
 	CookieSecure bool `yaml:"cookie_secure"`
 
-	// Files that hold the secrets, at least 32 bytes each, at most 8, none of them a secret of jwt.keys. The first signs; all
-	// are accepted, so put a new one first and remove the old one after cookie_ttl. Required if an endpoint has identity
-	// anonymous, and refused otherwise.
+	// Files that hold the secrets, at least 32 bytes each, at most 8, none of them a secret of jwt.keys. The first
+	// signs; all are accepted, so put a new one first and remove the old one after cookie_ttl. Required if an endpoint
+	// has identity anonymous, and refused otherwise.
 	CookieSecretFiles []string `yaml:"cookie_secret_files" kind:"path"`
 
 	// CookieSecrets is what CookieSecretFiles held.
@@ -320,8 +321,8 @@ type Anonymous struct {
 
 // ClientAddress is where the client's address comes from.
 type ClientAddress struct {
-	// header: a request header that Envoy overwrites. peer: the connection's address as Envoy reports it. xff: X-Forwarded-For,
-	// where the peer is a trusted proxy.
+	// header: a request header that Envoy overwrites. peer: the connection's address as Envoy reports it. xff:
+	// X-Forwarded-For, where the peer is a trusted proxy.
 	From string `yaml:"from" enum:"header,peer,xff"`
 
 	// The header for from: header. Envoy must overwrite it on every request, or clients choose their own address.
@@ -330,12 +331,12 @@ type ClientAddress struct {
 	// Networks (or addresses) of the proxies whose X-Forwarded-For is believed; required for from: xff.
 	TrustedProxies []string `yaml:"trusted_proxies"`
 
-	// How many proxies of your own append to X-Forwarded-For, 1 to 16. The client is the entry that many from the right. Too few:
-	// everyone shares a proxy's bucket. Too many: clients choose their address.
+	// How many proxies of your own append to X-Forwarded-For, 1 to 16. The client is the entry that many from the
+	// right. Too few: everyone shares a proxy's bucket. Too many: clients choose their address.
 	Hops int `yaml:"hops"`
 
-	// The length in bits of the IPv6 network that counts as one client, 32 to 128. Providers hand out a /64 or more, so a longer one lets
-	// a client rotate its address.
+	// The length in bits of the IPv6 network that counts as one client, 32 to 128. Providers hand out a /64 or more, so
+	// a longer one lets a client rotate its address.
 	IPv6Prefix int `yaml:"ipv6_prefix"`
 }
 

@@ -87,7 +87,11 @@ func (l *loader) decodeList(v reflect.Value, s spec, n *yaml.Node, path string, 
 		return
 	}
 	if n.Kind != yaml.SequenceNode {
-		l.fail(o, path, "must be a list, not "+describe(n), "write ["+n.Value+"]")
+		hint := ""
+		if n.Kind == yaml.ScalarNode {
+			hint = "write [" + clip(n.Value) + "]"
+		}
+		l.fail(o, path, "must be a list, not "+describe(n), hint)
 		return
 	}
 	l.set(path, o)

@@ -70,7 +70,7 @@ func (l *loader) readVariable(f leaf, name, text string) {
 	text = strings.TrimSpace(text)
 	switch {
 	case strings.HasPrefix(text, "["):
-		if root := l.parse([]byte(text), o); root != nil {
+		if root := l.parse([]byte(text), f.path, o); root != nil {
 			l.decodeList(f.value, f.spec, root, f.path, o)
 		}
 	case f.value.Type().Elem().Kind() == reflect.Struct:

@@ -33,7 +33,7 @@ type Override struct {
 // file's directory, one in env or flags to the working directory. The error joins a [*Problem] for everything that is
 // wrong, in whatever source; the Config is then zero. Warnings come with and without an error.
 func Load(file string, env []string, flags ...Override) (Config, []Warning, error) {
-	l := &loader{cfg: Default(), origins: map[string]origin{}}
+	l := newLoader()
 	if file != "" {
 		l.readFile(file)
 	}
@@ -55,6 +55,8 @@ type loader struct {
 	warnings []Warning
 }
 
+func newLoader() *loader { return &loader{cfg: Default(), origins: map[string]origin{}} }
+
 // origin is the place of one value.
 type origin struct {
 	source string // see Problem.Source
@@ -64,9 +66,12 @@ type origin struct {
 }
 
 // at returns o with the line of n, where o is a file.
-func (o origin) at(n *yaml.Node) origin {
+func (o origin) at(n *yaml.Node) origin { return o.on(n.Line) }
+
+// on returns o with a line, where o is a file.
+func (o origin) on(line int) origin {
 	if o.name == "" {
-		o.line = n.Line
+		o.line = line
 	}
 	return o
 }
@@ -88,53 +93,55 @@ func (l *loader) readFile(file string) {
 		l.fail(o, "", err.Error(), "")
 		return
 	}
-	if root := l.parse(data, o); root != nil {
+	l.readDocument(data, o)
+}
+
+// readDocument reads the file's content.
+func (l *loader) readDocument(data []byte, o origin) {
+	if root := l.parse(data, "", o); root != nil {
 		l.decodeStruct(reflect.ValueOf(&l.cfg).Elem(), root, "", o)
 	}
 }
 
-// parse returns the content of the one YAML document in data, or nil after recording why there is none.
-func (l *loader) parse(data []byte, o origin) *yaml.Node {
+// parse returns the content of the one YAML document in data, or nil after recording what path has instead.
+func (l *loader) parse(data []byte, path string, o origin) *yaml.Node {
 	if line, text := illegibleAt(data); line > 0 {
-		o.line = line
-		l.fail(o, "", text, "save the file as plain UTF-8 text")
+		l.fail(o.on(line), path, text, "write plain UTF-8 text")
 		return nil
 	}
 	docs, err := yaml.NewLoader(bytes.NewReader(data))
 	if err != nil {
-		l.fail(o, "", err.Error(), "")
+		l.fail(o, path, err.Error(), "")
 		return nil
 	}
 	var first, second yaml.Node
 	switch err := docs.Load(&first); {
 	case errors.Is(err, io.EOF):
-		l.fail(o, "", "is empty", "write {} for a configuration of defaults only")
+		l.fail(o, path, "is empty", "write {} for a configuration of defaults only")
 		return nil
 	case err != nil:
-		l.failYAML(o, err)
+		l.failYAML(o, path, err)
 		return nil
 	}
 	switch err := docs.Load(&second); {
 	case errors.Is(err, io.EOF):
 		return first.Content[0]
 	case err != nil:
-		l.failYAML(o, err)
+		l.failYAML(o, path, err)
 	default:
-		l.fail(o.at(&second), "", "a second document starts here", "one file holds one document: remove the line --- or ...")
+		l.fail(o.at(&second), path, "a second document starts here", "keep one document: remove the line --- or ...")
 	}
 	return nil
 }
 
 // failYAML records an error of the YAML library with the line it names.
-func (l *loader) failYAML(o origin, err error) {
+func (l *loader) failYAML(o origin, path string, err error) {
 	text := err.Error()
 	if e, ok := errors.AsType[*yaml.LoadError](err); ok {
 		text = e.Message
-		if o.name == "" {
-			o.line = e.Mark.Line
-		}
+		o = o.on(e.Mark.Line)
 	}
-	l.fail(o, "", "is not YAML: "+text, "")
+	l.fail(o, path, "is not YAML: "+text, "")
 }
 
 // illegibleAt returns the first line that is not plain text, and what is wrong with it; 0 when all is well.

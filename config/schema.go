@@ -62,8 +62,8 @@ func join(path, key string) string {
 	return path + "." + key
 }
 
-// hintForKey names the setting that an unknown key of the struct t probably meant: a similar key beside it, or the same
-// key elsewhere.
+// hintForKey names the setting that an unknown key of the struct t probably meant: a similar key beside it, a longer one
+// (password_file for password), or the same key elsewhere.
 func (l *loader) hintForKey(t reflect.Type, path, key string) string {
 	var siblings []string
 	for f := range t.Fields() {
@@ -73,6 +73,11 @@ func (l *loader) hintForKey(t reflect.Type, path, key string) string {
 	}
 	if near := nearest(key, siblings); near != "" {
 		return "did you mean " + join(path, near) + "?"
+	}
+	for _, longer := range siblings {
+		if strings.HasPrefix(longer, key+"_") {
+			return "did you mean " + join(path, longer) + "?"
+		}
 	}
 	for f := range leaves(&l.cfg) {
 		if f.path == key || strings.HasSuffix(f.path, "."+key) {

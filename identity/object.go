@@ -27,7 +27,7 @@ func parseObject(data []byte, most int) (object, bool) {
 		return nil, false
 	}
 	// data is valid JSON from here on, which is what lets the scanner below be this simple.
-	var o object
+	o := make(object, 0, 8)
 	for rest = skipSpace(rest[1:]); rest[0] != '}'; {
 		end := endOfValue(rest)
 		name, ok := text(rest[:end])

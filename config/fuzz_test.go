@@ -1,0 +1,57 @@
+package config
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+// FuzzLoad: whatever file, variable and flag hold, there is a whole configuration or problems that say where they are;
+// and a configuration that was accepted is accepted again from what it says.
+func FuzzLoad(f *testing.F) {
+	f.Fuzz(func(t *testing.T, data []byte, path, value string) {
+		const file = "sentinel.yaml"
+		for _, read := range []func(*loader){
+			func(*loader) {},
+			func(l *loader) { l.readEnvironment([]string{EnvName(path) + "=" + value}) },
+			func(l *loader) { l.readFlags([]Override{{Flag: "--flag", Path: path, Values: []string{value}}}) },
+		} {
+			l := newLoader()
+			l.readDocument(data, origin{source: file})
+			read(l)
+			l.validate()
+			if len(l.problems) > 0 {
+				checkProblems(t, errors.Join(l.problems...), file, strings.Count(string(data), "\n")+2)
+				continue
+			}
+			var said []string
+			for f := range leaves(&l.cfg) {
+				said = append(said, EnvName(f.path)+"="+envText(f))
+			}
+			if strings.ContainsAny(strings.Join(said, ""), ",[\"") {
+				continue // a comma within a list's item needs quotes
+			}
+			again := newLoader()
+			again.readEnvironment(said)
+			again.validate()
+			if len(again.problems) > 0 {
+				t.Errorf("accepted, but not again from the environment: %v\n%q", again.problems, said)
+			}
+		}
+	})
+}
+
+func checkProblems(t *testing.T, err error, file string, lines int) {
+	t.Helper()
+	problems := Problems(err)
+	if len(problems) == 0 {
+		t.Fatalf("an error without problems: %v", err)
+	}
+	for _, p := range problems {
+		ok := p.Text != "" && p.Line >= 0 && p.Line <= lines && (p.Line == 0 || p.Source == file)
+		if !ok || !utf8.ValidString(p.Text) {
+			t.Errorf("problem %+v", *p)
+		}
+	}
+}
