@@ -38,7 +38,7 @@ func (s *authorizationService) Check(ctx context.Context, req *authv3.CheckReque
 func (s *authorizationService) checkRequest(req *authv3.CheckRequest) (q rls.CheckRequest, isGRPC bool) {
 	attributes := req.GetAttributes()
 	q.EndpointID = s.endpointID(attributes)
-	q.Credentials.Peer = peer(attributes.GetSource().GetAddress())
+	q.Credentials.Peer = peerAddress(attributes.GetSource().GetAddress())
 	read := func(name, value string) {
 		isGRPC = s.readHeader(&q.Credentials, name, value) || isGRPC
 	}
@@ -85,7 +85,7 @@ func (s *authorizationService) endpointID(a *authv3.AttributeContext) string {
 	return a.GetContextExtensions()[s.names.EndpointID]
 }
 
-func peer(a *corev3.Address) netip.Addr {
+func peerAddress(a *corev3.Address) netip.Addr {
 	addr, err := netip.ParseAddr(a.GetSocketAddress().GetAddress())
 	if err != nil { // a pipe, or nothing
 		return netip.Addr{}

@@ -362,7 +362,8 @@ func TestSEC_04_Every401LooksAlike(t *testing.T) {
 func TestEA_02_AppendAndAppendActionAgree(t *testing.T) {
 	t.Parallel()
 	for _, h := range []*corev3.HeaderValueOption{overwrite("x", "v"), add("x", "v")} {
-		if h.Append == nil { //lint:ignore SA1019 what Envoy reads
+		//lint:ignore SA1019 what Envoy reads
+		if h.Append == nil {
 			t.Fatalf("append is not set in %v", h)
 		}
 		appends := h.GetAppend().GetValue() //lint:ignore SA1019 what Envoy reads
@@ -438,7 +439,8 @@ func TestEA_01_ClientSentIdentityHeadersAreOverwrittenOrRemoved(t *testing.T) {
 		var set []string
 		for _, h := range ok.GetHeaders() {
 			set = append(set, h.GetHeader().GetKey())
-			if h.GetAppendAction() != corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD || h.GetAppend().GetValue() { //lint:ignore SA1019 what Envoy reads
+			//lint:ignore SA1019 what Envoy reads
+			if h.GetAppendAction() != corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD || h.GetAppend().GetValue() {
 				t.Errorf("%v would stand behind the client's", h)
 			}
 		}

@@ -13,8 +13,10 @@ import (
 	authv3 "github.com/envoyproxy/go-control-plane/envoy/service/auth/v3"
 	"go.uber.org/goleak"
 	"golang.org/x/net/http2"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/peer"
 	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
 
@@ -198,14 +200,13 @@ func TestShutdown(t *testing.T) {
 func TestConnectionsAreReplacedWithoutLoss(t *testing.T) {
 	t.Parallel()
 	s := start(t, admitting(), func(cfg *Config) { cfg.MaxConnectionAge = 100 * time.Millisecond })
-	calls := 0
-	for until := time.Now().Add(500 * time.Millisecond); time.Now().Before(until); calls++ {
-		if _, err := s.rls.ShouldRateLimit(within(t), question("shop", entries("a", "b"))); err != nil {
-			t.Fatalf("call %d: %v", calls, err)
+	connections := map[string]bool{} // by the client's port
+	for ctx := within(t); len(connections) < 4; {
+		var p peer.Peer
+		if _, err := s.rls.ShouldRateLimit(ctx, question("shop", entries("a", "b")), grpc.Peer(&p)); err != nil {
+			t.Fatalf("with %d connections so far: %v", len(connections), err)
 		}
-	}
-	if calls < 10 {
-		t.Errorf("%d calls in half a second", calls)
+		connections[p.LocalAddr.String()] = true
 	}
 }
 
