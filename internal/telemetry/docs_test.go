@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/sentinel-rls/sentinel-rls/internal/telemetry"
+	"github.com/sentinel-rls/sentinel-rls/rls"
 )
 
 // describing is a registry that remembers the description of everything registered on it, so that a metric without a
@@ -52,7 +53,7 @@ func everything() describing {
 	r.WatchMemoryStore(func() int { return 0 })
 	r.WatchLog(telemetry.NewWriter(io.Discard, 1))
 	r.PoliciesLoaded(telemetry.Policies{Hash: "h", Loaded: time.Unix(1, 0), Endpoints: 1})
-	r.Endpoint("orders")
+	r.Endpoint("orders").Decision(rls.Allowed, time.Millisecond)
 	telemetry.RegisterProcess(reg, telemetry.ReadBuild(""))
 	return reg
 }

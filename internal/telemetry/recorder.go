@@ -2,7 +2,7 @@
 //
 // Metrics are Prometheus metrics with the names of docs/metrics.md, registered on an injected registry. Label values come
 // from configuration or from closed sets, never from a request. The series of an endpoint are resolved when policies load,
-// so that the request path only adds numbers.
+// and those of its latency once each, so that the request path only adds numbers.
 package telemetry
 
 import (
@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -156,10 +157,13 @@ func (r *Recorder) BreakerChanged(from, to string) {
 // label makes a configured text a legal label value: Prometheus panics on invalid UTF-8.
 func label(text string) string { return strings.ToValidUTF8(text, "\uFFFD") }
 
-// endpoint records one endpoint's decisions on series that were resolved when it was made.
+// endpoint records one endpoint's decisions on series that were resolved when it was made. Only its latencies begin with
+// their first decision: most endpoints never see most reasons, and a histogram is seventeen lines of each scrape.
 type endpoint struct {
+	id         string
 	decisions  [len(reasons)]prometheus.Counter
-	latency    [len(reasons)]prometheus.Observer
+	latencies  *prometheus.HistogramVec
+	latency    [len(reasons)]atomic.Pointer[prometheus.Observer] // nil: no decision yet
 	admissions prometheus.Counter
 	shadow     prometheus.Counter
 	cost       prometheus.Counter
@@ -171,6 +175,8 @@ type endpoint struct {
 
 func newEndpoint(m *metrics, id string) *endpoint {
 	e := &endpoint{
+		id:         id,
+		latencies:  m.latency,
 		admissions: m.emergencyAdmissions.WithLabelValues(id),
 		shadow:     m.shadowDenials.WithLabelValues(id),
 		cost:       m.costRefused.WithLabelValues(id),
@@ -180,7 +186,6 @@ func newEndpoint(m *metrics, id string) *endpoint {
 	}
 	for i, reason := range reasons {
 		e.decisions[i] = m.decisions.WithLabelValues(id, string(reason))
-		e.latency[i] = m.latency.WithLabelValues(id, string(reason))
 	}
 	return e
 }
@@ -193,7 +198,16 @@ func (e *endpoint) Decision(reason rls.Reason, latency time.Duration) {
 		return
 	}
 	e.decisions[i].Inc()
-	e.latency[i].Observe(float64(latency) / float64(time.Microsecond))
+	e.latencyOf(i).Observe(float64(latency) / float64(time.Microsecond))
+}
+
+func (e *endpoint) latencyOf(i int) prometheus.Observer {
+	if known := e.latency[i].Load(); known != nil {
+		return *known
+	}
+	series := e.latencies.WithLabelValues(e.id, string(reasons[i])) // the same one for all who come here at once
+	e.latency[i].Store(&series)
+	return series
 }
 
 // EmergencyAdmission counts an admission by the emergency limiter.
