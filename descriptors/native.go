@@ -63,10 +63,7 @@ const nameForm = "use 1 to 63 of a-z 0-9 . _ -"
 // native compiles a file of the native language into b.
 func (s *source) native(root value, b *builder) {
 	s.checkTree(root)
-	f, ok := s.mapping(root, rootKeys)
-	if !ok {
-		return
-	}
+	f, _ := s.mapping(root, rootKeys) // tree saw to it that root is one
 	domain := ""
 	if v, ok := f.required("domain", "Envoy's rate limit domain, as domain: shop"); ok {
 		domain = s.matching(v, domainGrammar, "use 1 to 255 visible ASCII characters")

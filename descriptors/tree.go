@@ -198,15 +198,13 @@ func (v value) isText() bool {
 
 func (v value) isNull() bool { return v.Kind == yaml.ScalarNode && v.Tag == nullTag }
 
-// describe names what stands in the file, for a message.
+// describe names what stands in the file, for a message. It is never asked about a missing value.
 func (v value) describe() string {
 	switch {
 	case v.Kind == yaml.MappingNode:
 		return "a mapping"
 	case v.Kind == yaml.SequenceNode:
 		return "a list"
-	case v.isNull():
-		return "nothing"
 	case v.Tag == textTag:
 		return "the text " + quote(v.Value)
 	}
