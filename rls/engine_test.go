@@ -189,9 +189,10 @@ func line(r rls.Result) string {
 	if r.Allowed {
 		verdict = "allow"
 	}
-	s := fmt.Sprintf("%s %s %s", verdict, r.Reason, r.Source)
+	var s strings.Builder
+	fmt.Fprintf(&s, "%s %s %s", verdict, r.Reason, r.Source)
 	if !r.Allowed {
-		s += " retry=" + wait(r.RetryAfter)
+		s.WriteString(" retry=" + wait(r.RetryAfter))
 	}
 	for _, st := range r.Statuses {
 		code, name := "ok", "-"
@@ -201,9 +202,9 @@ func line(r rls.Result) string {
 		if st.Limit != nil {
 			name = fmt.Sprintf("%s:%d", st.Limit.Name, st.Remaining)
 		}
-		s += fmt.Sprintf(" [%s %s %s]", code, name, wait(st.Reset))
+		fmt.Fprintf(&s, " [%s %s %s]", code, name, wait(st.Reset))
 	}
-	return s
+	return s.String()
 }
 
 func wait(d time.Duration) string {
