@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"strings"
 	"time"
 
 	"github.com/sentinel-rls/sentinel-rls/internal/testserver"
@@ -101,7 +100,7 @@ func (r *Report) printThroughput(w io.Writer) {
 			t.Ours.CPU.text("%.1f"), t.Bare.CPU.text("%.1f"),
 		}, store...), percent(t.Ours.Denied), percent(t.Ours.Lost)))
 	}
-	table(w, rows)
+	load.Table(w, rows)
 }
 
 func (r *Report) printMemory(w io.Writer) {
@@ -120,29 +119,7 @@ func (r *Report) printMemory(w io.Writer) {
 				f.Tenants, f.Buckets, f.MaxBuckets, mib(f.Filled)),
 		})
 	}
-	table(w, rows)
-}
-
-// table writes rows, the first of them the heads, as a Markdown table with aligned columns.
-func table(w io.Writer, rows [][]string) {
-	widths := make([]int, len(rows[0]))
-	for _, row := range rows {
-		for i, cell := range row {
-			widths[i] = max(widths[i], len([]rune(cell)))
-		}
-	}
-	for i, row := range rows {
-		for c, cell := range row {
-			fmt.Fprintf(w, "| %-*s ", widths[c], cell)
-		}
-		fmt.Fprintln(w, "|")
-		if i == 0 {
-			for _, width := range widths {
-				fmt.Fprintf(w, "|%s", strings.Repeat("-", width+2))
-			}
-			fmt.Fprintln(w, "|")
-		}
-	}
+	load.Table(w, rows)
 }
 
 // text is the median and, in brackets, the spread.
