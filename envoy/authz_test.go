@@ -476,6 +476,9 @@ func TestHD_06_ResetIsNotRetryAfter(t *testing.T) {
 		{"never", rls.Result{Reason: rls.RateLimited, RetryAfter: -1, Statuses: []rls.Status{
 			{OverLimit: true, Limit: limit, Remaining: 0, Reset: -1},
 		}}, "100", "0", "", ""},
+		{"denied without a wait", rls.Result{Reason: rls.RateLimited, RetryAfter: 0, Statuses: []rls.Status{
+			{OverLimit: true, Limit: limit, Remaining: 0, Reset: time.Second},
+		}}, "100", "0", "1", ""},
 		{"no limit", rls.Result{Allowed: true, Reason: rls.Allowed, Statuses: []rls.Status{{Reset: -1}}}, "", "", "", ""},
 		{"no status", rls.Result{Reason: rls.FailClosed, RetryAfter: -1}, "", "", "", ""},
 	} {
