@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -94,5 +95,26 @@ func TestStory(t *testing.T) {
 				})
 			}
 		})
+	}
+}
+
+// A step fails when Envoy had to do without sentinel's answer, even where the client got what was expected.
+func TestStepFailsWhenNobodyAnswered(t *testing.T) {
+	t.Parallel()
+	s := start(t, story.Options{})
+	s.Sentinel.Kill()
+	got, ok := s.Play(t.Context(), story.Step{
+		Name:     "ext_authz refuses by itself",
+		Expected: "503",
+		Play: func(ctx context.Context, s *story.Stack) (string, error) {
+			r, err := s.Get(ctx, "/v1/catalog", s.Token("acme"))
+			if err != nil {
+				return "", err
+			}
+			return r.String(), nil
+		},
+	})
+	if ok || !strings.Contains(got, "503; and Envoy counted cluster.upstream.ext_authz.error +1") {
+		t.Errorf("got %q, passed %v; want a failure that names the counter", got, ok)
 	}
 }
