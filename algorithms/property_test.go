@@ -16,9 +16,12 @@ func span(t *rapid.T, label string, lo, hi int64) int64 {
 }
 
 func drawRule(t *rapid.T) algorithms.Rule {
-	if rapid.Bool().Draw(t, "sliding") {
+	build := rapid.SampledFrom([]func(int64, time.Duration) (algorithms.Rule, error){
+		nil, algorithms.NewSlidingWindow, algorithms.NewFixedWindow, algorithms.NewCountingWindow,
+	}).Draw(t, "algorithm")
+	if build != nil {
 		length := time.Duration(span(t, "window µs", 1000, algorithms.MaxWindow.Microseconds())) * time.Microsecond
-		rule, err := algorithms.NewSlidingWindow(span(t, "limit", 1, algorithms.MaxLimit), length)
+		rule, err := build(span(t, "limit", 1, algorithms.MaxLimit), length)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -71,6 +74,10 @@ func drawState(t *rapid.T, rule algorithms.Rule, now algorithms.Micros) algorith
 		return s
 	}
 	s.At -= s.At % rule.Window()
+	if rule.Kind() == algorithms.FixedWindow {
+		s.Level = rapid.OneOf(rapid.Int64Range(0, rule.Limit()+2), rapid.Int64Range(0, algorithms.MaxCount)).Draw(t, "count")
+		return s
+	}
 	counts := rapid.OneOf(rapid.Int64Range(0, rule.Limit()), rapid.Int64Range(0, algorithms.MaxLimit))
 	s.Level, s.Previous = counts.Draw(t, "current"), counts.Draw(t, "previous")
 	return s
@@ -114,7 +121,11 @@ func TestTheReferenceModelAgrees(t *testing.T) {
 			}
 			return
 		}
-		if current, previous, _ := m.window(now); at.Level != current || at.Previous != previous {
+		current, previous, _ := m.window(now)
+		if r.Kind() == algorithms.FixedWindow {
+			previous = 0
+		}
+		if at.Level != current || at.Previous != previous {
 			t.Errorf("rolled over to %+v, want %d and %d", at, current, previous)
 		}
 	})
@@ -246,6 +257,15 @@ func TestStatesStayInBounds(t *testing.T) {
 func TestDenialChangesNothing(t *testing.T) {
 	check(t, func(t *rapid.T, r algorithms.Rule, s algorithms.State, now algorithms.Micros, cost int64) {
 		next, v := r.Take(s, now, cost)
+		if r.Counting() {
+			if charged, _ := r.Charge(s, now, cost); next != charged || v.Allowed != r.Fits(s, now, cost) {
+				t.Errorf("allowed %v, %+v became %+v; want everything counted: %+v", v.Allowed, s, next, charged)
+			}
+			if over := r.Advance(s, now).Level > r.Limit(); r.Peek(s, now, cost).Allowed == over {
+				t.Errorf("over %v, and a peek says %+v", over, r.Peek(s, now, cost))
+			}
+			return
+		}
 		if v.Allowed == (next == s) {
 			t.Errorf("allowed %v, %+v became %+v", v.Allowed, s, next)
 		}
@@ -282,6 +302,10 @@ func TestChargeThenPeek(t *testing.T) {
 			if want := before.Level + min(cost, algorithms.MaxLimit-before.Level); next.Level != want {
 				t.Errorf("charged %d: %d hits, want %d", cost, next.Level, want)
 			}
+		case algorithms.FixedWindow:
+			if want := before.Level + min(cost, algorithms.MaxCount-before.Level); next.Level != want {
+				t.Errorf("charged %d: %d hits, want %d", cost, next.Level, want)
+			}
 		}
 	})
 }
@@ -294,7 +318,7 @@ func TestRefundUndoesATake(t *testing.T) {
 			taken = s
 		}
 		var of algorithms.Micros
-		if r.Kind() == algorithms.SlidingWindow {
+		if r.Kind() != algorithms.TokenBucket {
 			of = taken.At
 		}
 		back := r.Refund(taken, now, cost, of)
@@ -329,7 +353,7 @@ func TestInvalidStatesReadAsAbsent(t *testing.T) {
 				t.Errorf("op %d says %+v, absent %+v", op, got, want)
 			}
 		}
-		if next, v := r.Take(s, now, cost); v.Allowed && !r.Valid(next, now) || !v.Allowed && next != s {
+		if next, v := r.Take(s, now, cost); (v.Allowed || r.Counting()) != r.Valid(next, now) || !r.Valid(next, now) && next != s {
 			t.Errorf("allowed %v leaves %+v of %+v", v.Allowed, next, s)
 		}
 		if got := r.Refund(s, now, cost, 0); got != s {
@@ -375,6 +399,42 @@ func TestASlidingWindowStaysWithinItsLimit(t *testing.T) {
 			}
 			if estimate := (model{r, s}).estimate(now); estimate.Cmp(whole(limit)) > 0 {
 				t.Fatalf("the estimate is %v of %d", estimate, limit)
+			}
+		}
+	})
+}
+
+// In strict mode what is admitted in a window stays within the limit, and a denied caller costs nothing. In counting mode
+// every hit of the window counts: whoever went over stays over until it ends.
+func TestAFixedWindowStaysWithinItsLimit(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		limit := rapid.Int64Range(1, 20).Draw(t, "limit")
+		build := algorithms.NewFixedWindow
+		if rapid.Bool().Draw(t, "counting") {
+			build = algorithms.NewCountingWindow
+		}
+		r, err := build(limit, time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		now := algorithms.Micros(1_796_035_863_000_000)
+		var s algorithms.State
+		asked, admitted := map[algorithms.Micros]int64{}, map[algorithms.Micros]int64{} // by window
+		for cost := range callers(t, &now, 900_000) {
+			at := r.Advance(s, now).At
+			before := admitted[at]
+			if r.Counting() {
+				before = asked[at]
+			}
+			asked[at] += cost
+			var v algorithms.Verdict
+			s, v = r.Take(s, now, cost)
+			if v.Allowed {
+				admitted[at] += cost
+			}
+			if want := before+cost <= limit; v.Allowed != want || admitted[at] > limit {
+				t.Fatalf("allowed %v a cost of %d after %d, admitted %d of %d", v.Allowed, cost, before, admitted[at], limit)
 			}
 		}
 	})

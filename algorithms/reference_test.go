@@ -53,6 +53,9 @@ func (m model) window(now algorithms.Micros) (current, previous int64, weight *b
 // estimate is the hits that count at now.
 func (m model) estimate(now algorithms.Micros) *big.Rat {
 	current, previous, weight := m.window(now)
+	if m.rule.Kind() == algorithms.FixedWindow {
+		return whole(current)
+	}
 	return plus(whole(current), times(whole(previous), weight))
 }
 

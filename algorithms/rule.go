@@ -26,6 +26,7 @@ type Kind uint8
 const (
 	TokenBucket Kind = iota + 1
 	SlidingWindow
+	FixedWindow
 )
 
 // String returns the algorithm's name as policies write it, "token_bucket" for example.
@@ -35,6 +36,8 @@ func (k Kind) String() string {
 		return "token_bucket"
 	case SlidingWindow:
 		return "sliding_window"
+	case FixedWindow:
+		return "fixed_window"
 	}
 	return "invalid"
 }
@@ -87,8 +90,8 @@ const (
 const micro = 1_000_000
 
 // Rule is one algorithm with its numbers. Rules are comparable and immutable, their methods are pure and safe for
-// concurrent use; the zero Rule is invalid and panics when it is asked. Build it with NewTokenBucket or
-// NewSlidingWindow.
+// concurrent use; the zero Rule is invalid and panics when it is asked. Build it with NewTokenBucket, NewSlidingWindow,
+// NewFixedWindow or NewCountingWindow.
 //
 // Every method takes the bucket's stored state and the time now (≥ 0). A state that Valid refuses is read as absent,
 // as the scripts read it. A cost must be positive: callers turn what a client sends into a positive number before they
@@ -98,6 +101,8 @@ type Rule struct {
 	limit  int64 // token bucket: capacity in tokens. windows: hits per window
 	refill Rate
 	window Micros
+
+	counting bool // fixed window: see NewCountingWindow
 }
 
 // Kind returns the algorithm; the invalid zero Kind for the zero Rule.
@@ -112,11 +117,19 @@ func (r Rule) Refill() Rate { return r.refill }
 // Window returns the length of the window in µs; 0 for a token bucket.
 func (r Rule) Window() Micros { return r.window }
 
-// Take spends cost if it fits, else it returns s as it is.
+// Counting reports whether the rule is a fixed window in counting mode: see NewCountingWindow.
+func (r Rule) Counting() bool { return r.counting }
+
+// Take spends cost if it fits, else it returns s as it is; a counting window counts it all the same.
 func (r Rule) Take(s State, now Micros, cost int64) (State, Verdict) {
+	mustBePositive(cost)
 	stored := r.read(s, now)
 	at := r.advance(stored, now)
 	if !r.fits(at, now, cost) {
+		if r.counting {
+			s = r.spend(at, cost)
+			stored, at = s, s
+		}
 		return s, r.unspent(stored, at, now, cost)
 	}
 	at = r.spend(at, cost)
@@ -127,19 +140,29 @@ func (r Rule) Take(s State, now Micros, cost int64) (State, Verdict) {
 // bucket goes down to 0 at most. Allowed says whether it fitted; everything else, RetryAfter too, is what a Peek at the
 // same cost answers on the state after, so an allowed charge that used the bucket up says when the next one fits.
 func (r Rule) Charge(s State, now Micros, cost int64) (State, Verdict) {
+	mustBePositive(cost)
 	at := r.advance(r.read(s, now), now)
 	fitted := r.fits(at, now, cost)
 	at = r.spend(at, cost)
-	v := r.unspent(at, at, now, cost)
+	v := r.unspent(at, at, now, r.peeked(cost))
 	v.Allowed = fitted
 	return at, v
 }
 
-// Peek answers whether a take of cost would fit, and spends nothing. It is also the verdict on a take that fits in a
-// group that was denied.
+// Peek answers whether a take of cost would fit, and spends nothing; of a counting window it answers whether the limit
+// is kept so far. It is also the verdict on a take that fits in a group that was denied.
 func (r Rule) Peek(s State, now Micros, cost int64) Verdict {
+	mustBePositive(cost)
 	stored := r.read(s, now)
-	return r.unspent(stored, r.advance(stored, now), now, cost)
+	return r.unspent(stored, r.advance(stored, now), now, r.peeked(cost))
+}
+
+// peeked is the cost that a peek asks about.
+func (r Rule) peeked(cost int64) int64 {
+	if r.counting {
+		return 0
+	}
+	return cost
 }
 
 // Refund gives n back, never above full. A window algorithm gives it back in the window that starts at window (0: the
@@ -195,7 +218,27 @@ func (r Rule) Apply(op Op, s State, now Micros, cost int64, window Micros) State
 
 // Fits reports whether a take of cost would be admitted.
 func (r Rule) Fits(s State, now Micros, cost int64) bool {
+	mustBePositive(cost)
 	return r.fits(r.advance(r.read(s, now), now), now, cost)
+}
+
+// Admits reports whether op fits, which is its say in the decision on its group. A refund always does.
+func (r Rule) Admits(op Op, s State, now Micros, cost int64) bool {
+	switch op {
+	case OpTake, OpCharge:
+		return r.Fits(s, now, cost)
+	case OpPeek:
+		return r.Peek(s, now, cost).Allowed
+	case OpRefund:
+		return true
+	}
+	panic("algorithms: invalid Op")
+}
+
+// Insists reports whether op is carried out even when its group is denied, given whether op itself fitted: a charge is,
+// and so is a take of a counting window that did not fit.
+func (r Rule) Insists(op Op, fitted bool) bool {
+	return op == OpCharge || op == OpTake && r.counting && !fitted
 }
 
 // Advance returns the state as it reads at now: refilled, or rolled over to the window of now. It is present, also for
@@ -214,6 +257,8 @@ func (r Rule) Expiry(s State, now Micros) time.Duration {
 		return r.bucketExpiry(s, now)
 	case SlidingWindow:
 		return r.slidingExpiry(s, now)
+	case FixedWindow:
+		return r.fixedExpiry(s, now)
 	}
 	panic(zeroRule)
 }
@@ -233,6 +278,8 @@ func (r Rule) Valid(s State, now Micros) bool {
 		return s.Previous == 0 && s.Level >= 0 && s.Level <= MaxCapacity*micro
 	case SlidingWindow:
 		return s.Level >= 0 && s.Level <= MaxLimit && s.Previous >= 0 && s.Previous <= MaxLimit && s.At%r.window == 0
+	case FixedWindow:
+		return s.Previous == 0 && s.Level >= 0 && s.Level <= MaxCount && s.At%r.window == 0
 	}
 	panic(zeroRule)
 }
@@ -249,7 +296,7 @@ func (r Rule) unspent(stored, at State, now Micros, cost int64) Verdict {
 // What follows is what an algorithm is made of. One file per algorithm holds its side of each; states are present and
 // valid from here on.
 
-const zeroRule = "algorithms: zero Rule: build it with NewTokenBucket or NewSlidingWindow"
+const zeroRule = "algorithms: zero Rule: build it with one of the constructors"
 
 func mustBePositive(cost int64) {
 	if cost <= 0 {
@@ -262,7 +309,7 @@ func (r Rule) fresh(now Micros) State {
 	switch r.kind {
 	case TokenBucket:
 		return State{Present: true, Level: r.limit * micro, At: now}
-	case SlidingWindow:
+	case SlidingWindow, FixedWindow:
 		return State{Present: true, At: now - now%r.window}
 	}
 	panic(zeroRule)
@@ -286,13 +333,14 @@ func (r Rule) advance(s State, now Micros) State {
 		return r.refilled(s, now)
 	case SlidingWindow:
 		return r.rolled(s, now)
+	case FixedWindow:
+		return r.fixedRolled(s, now)
 	}
 	panic(zeroRule)
 }
 
 // fits reports whether cost fits into the advanced state s.
 func (r Rule) fits(s State, now Micros, cost int64) bool {
-	mustBePositive(cost)
 	if cost > r.limit { // before anything is multiplied
 		return false
 	}
@@ -301,6 +349,8 @@ func (r Rule) fits(s State, now Micros, cost int64) bool {
 		return s.Level >= cost*micro
 	case SlidingWindow:
 		return r.slidingFits(s, now, cost)
+	case FixedWindow:
+		return s.Level <= r.limit-cost
 	}
 	panic(zeroRule)
 }
@@ -314,6 +364,9 @@ func (r Rule) spend(s State, cost int64) State {
 	case SlidingWindow:
 		s.Level = min(MaxLimit, s.Level+min(cost, MaxLimit))
 		return s
+	case FixedWindow:
+		s.Level = min(MaxCount, s.Level+min(cost, MaxCount))
+		return s
 	}
 	panic(zeroRule)
 }
@@ -326,6 +379,8 @@ func (r Rule) give(s State, n int64, window Micros) (State, bool) {
 		return s, true
 	case SlidingWindow:
 		return r.slidingGive(s, n, window)
+	case FixedWindow:
+		return r.fixedGive(s, n, window)
 	}
 	panic(zeroRule)
 }
@@ -337,6 +392,8 @@ func (r Rule) remaining(s State, now Micros) int64 {
 		return s.Level / micro
 	case SlidingWindow:
 		return r.slidingRemaining(s, now)
+	case FixedWindow:
+		return max(0, r.limit-s.Level)
 	}
 	panic(zeroRule)
 }
@@ -351,6 +408,8 @@ func (r Rule) retry(s State, now Micros, cost int64) time.Duration {
 		return r.untilLevel(s, now, cost*micro)
 	case SlidingWindow:
 		return r.slidingRetry(s, now, cost)
+	case FixedWindow:
+		return r.fixedEnd(s, now)
 	}
 	panic(zeroRule)
 }
@@ -362,6 +421,8 @@ func (r Rule) reset(s State, now Micros) time.Duration {
 		return r.untilLevel(s, now, r.limit*micro)
 	case SlidingWindow:
 		return r.slidingReset(s, now)
+	case FixedWindow:
+		return r.fixedReset(s, now)
 	}
 	panic(zeroRule)
 }

@@ -12,11 +12,18 @@ func NewSlidingWindow(limit int64, window time.Duration) (Rule, error) {
 	if limit < 1 || limit > MaxLimit {
 		return Rule{}, fmt.Errorf("%w: limit %d: must be 1 to %d", ErrInvalidRule, limit, MaxLimit)
 	}
-	if window < MinWindow || window > MaxWindow || window%time.Microsecond != 0 {
-		return Rule{}, fmt.Errorf("%w: window %v: must be %v to 2^48-1 µs (%v), in whole microseconds",
-			ErrInvalidRule, window, MinWindow, MaxWindow)
+	if err := checkWindow(window); err != nil {
+		return Rule{}, err
 	}
 	return Rule{kind: SlidingWindow, limit: limit, window: Micros(window.Microseconds())}, nil
+}
+
+func checkWindow(window time.Duration) error {
+	if window < MinWindow || window > MaxWindow || window%time.Microsecond != 0 {
+		return fmt.Errorf("%w: window %v: must be %v to 2^48-1 µs (%v), in whole microseconds",
+			ErrInvalidRule, window, MinWindow, MaxWindow)
+	}
+	return nil
 }
 
 // rolled is s in the window of now. A clock behind the window stays in it, at its start.

@@ -11,7 +11,7 @@ import (
 func TestTraces(t *testing.T) {
 	t.Parallel()
 	all := traces.Load(t)
-	for _, id := range []string{"TR-TB-1", "TR-TB-3", "TR-TB-4", "TR-SW-1", "TR-SW-3", "TR-GC-1", "TR-GC-2"} {
+	for _, id := range []string{"TR-TB-1", "TR-TB-3", "TR-TB-4", "TR-SW-1", "TR-SW-3", "TR-FW-1", "TR-FW-3", "TR-GC-1", "TR-GC-2"} {
 		t.Run(id, func(t *testing.T) {
 			t.Parallel()
 			tr, ok := all[id]

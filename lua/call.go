@@ -85,6 +85,12 @@ func newParameters(r algorithms.Rule) *parameters {
 		return &parameters{"tb", number(r.Limit()), number(r.Refill().Tokens), number(r.Refill().Seconds)}
 	case algorithms.SlidingWindow:
 		return &parameters{"sw", number(r.Limit()), number(int64(r.Window())), argZero}
+	case algorithms.FixedWindow:
+		algorithm := "fw"
+		if r.Counting() {
+			algorithm = "cw"
+		}
+		return &parameters{algorithm, number(r.Limit()), number(int64(r.Window())), argZero}
 	}
 	panic("lua: zero Rule")
 }

@@ -48,10 +48,18 @@ const maxProduct = algorithms.MaxRate
 
 // candidate draws numbers that may just be out of bounds.
 func (d draw) candidate(kind algorithms.Kind) (algorithms.Rule, error) {
-	if kind == algorithms.SlidingWindow {
+	if kind != algorithms.TokenBucket {
 		limit := d.span(1, algorithms.MaxLimit)
 		window := algorithms.Micros(d.span(algorithms.MinWindow.Microseconds(), algorithms.MaxWindow.Microseconds()))
-		return algorithms.NewSlidingWindow(limit, window.Duration())
+		switch {
+		case kind == algorithms.SlidingWindow:
+			return algorithms.NewSlidingWindow(limit, window.Duration())
+		case d.chance(50):
+			return algorithms.NewFixedWindow(limit, window.Duration())
+		case d.chance(5):
+			limit = 0
+		}
+		return algorithms.NewCountingWindow(limit, window.Duration())
 	}
 	capacity := d.span(1, algorithms.MaxCapacity)
 	if d.chance(10) {
@@ -84,9 +92,9 @@ func (d draw) cost(r algorithms.Rule) int64 {
 	case 2:
 		return max(1, d.near(r.Limit()))
 	case 3, 4:
-		return 1 + d.Int64N(r.Limit())
+		return 1 + d.Int64N(max(1, r.Limit()))
 	}
-	return d.span(1, r.Limit())
+	return d.span(1, max(1, r.Limit()))
 }
 
 // state draws a present state that cost may just fit into, or just not, at about now.
@@ -156,12 +164,25 @@ func (d draw) windowState(r algorithms.Rule, now algorithms.Micros, cost int64) 
 	}
 	start = max(0, start)
 	free := max(0, r.Limit()-cost)
-	current := d.span(0, algorithms.MaxLimit)
+	most := algorithms.MaxLimit
+	if r.Kind() == algorithms.FixedWindow {
+		most = algorithms.MaxCount + 1
+		if d.chance(20) {
+			free = r.Limit() // a peek at a counting window turns here
+		}
+	}
+	current := d.span(0, most)
 	switch d.IntN(3) {
 	case 0:
-		current = within(d.near(free), 0, algorithms.MaxLimit)
+		current = within(d.near(free), 0, most)
 	case 1:
 		current = d.span(0, free)
+	}
+	if r.Kind() == algorithms.FixedWindow {
+		if d.chance(40) {
+			current = free + d.span(1, 1+r.Limit())
+		}
+		return algorithms.State{Present: true, Level: current, At: start}
 	}
 	previous := d.span(0, algorithms.MaxLimit)
 	if rem := int64(window - now%window); d.chance(60) && rem > 0 {
@@ -194,13 +215,19 @@ func (d draw) corrupt(r algorithms.Rule, now algorithms.Micros) string {
 		"", ":", "::", "abc:xyz", "-5:%d", "1e30:%d", "5", "5:", ":%d", "5.0:%d", " 5:%d", "5 :%d", "5:%d ", "5:%d\n",
 		"5:%d\x00", "\x005:%d", "0x10:%d", "nan:%d", "inf:%d", "+5:%d", "5:-%d", "5:%d:", "5:%d:5", "1:2:3:%d",
 		"5:5:%d", "5:5:5", "-1:0:%d", "0:-1:%d", "1e3:0:%d", "4294967296:0:%d", "0:4294967296:%d", "5:32503680000000000",
-		"5:0:32503680000000000", "9007199254740993:%d", "4503599627000000:%d", "4503599627000001:%d",
+		"5:0:32503680000000000", "9007199254740993:%d", "4503599627000000:%d", "4503599627000001:%d", "4503599627370496:%d", "4503599627370497:%d",
 		"99999999999999999999999999:%d", "0:0:99999999999999999999999999", "0005:%d", "00:00:%d", "٣:%d",
 		strings.Repeat("0", lua.MaxStateLength-17) + ":%d", strings.Repeat("0", lua.MaxStateLength-16) + ":%d",
 	}
 	shape := shapes[d.IntN(len(shapes))]
+	if r.Kind() == algorithms.FixedWindow && d.chance(80) {
+		shape = "w:" + shape
+		if d.chance(10) {
+			shape = "w" + shape
+		}
+	}
 	if d.chance(20) {
-		const alphabet = "0123456789:::-. e"
+		const alphabet = "0123456789:::-. ew"
 		random := make([]byte, d.IntN(40))
 		for i := range random {
 			random[i] = alphabet[d.IntN(len(alphabet))]

@@ -19,8 +19,8 @@ for i = 1, #ARGV, 9 do
   local algorithm, present, stored, op = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 4]
   local now, cost = tonumber(ARGV[i + 3]), tonumber(ARGV[i + 5])
   local p1, p2, p3 = tonumber(ARGV[i + 6]), tonumber(ARGV[i + 7]), tonumber(ARGV[i + 8])
-  local run = algorithm == 'tb' and token_bucket or sliding_window
-  local fits, readable, value, ttl = run(present == '1' and stored, now, op, cost, p1, p2, p3)
+  local run = algorithm == 'tb' and token_bucket or algorithm == 'sw' and sliding_window or fixed_window
+  local fits, readable, value, ttl = run(present == '1' and stored, now, op, cost, p1, p2, p3, algorithm == 'cw')
   replies[#replies + 1] = (fits and 'fits ' or 'no ') .. (readable and 'read ' or 'unread ') .. (value or '-') ..
     ' ' .. (ttl and string.format('%d', ttl) or '-')
 end
@@ -55,7 +55,7 @@ func (c functionCase) want() string {
 	if c.present {
 		s, readable = lua.DecodeState(r, c.stored, c.now)
 	}
-	group := parityCase{calls: []lua.Call{c.call}, allowed: c.call.Op == algorithms.OpRefund || r.Fits(s, c.now, c.call.Cost)}
+	group := parityCase{calls: []lua.Call{c.call}, allowed: r.Admits(c.call.Op, s, c.now, c.call.Cost)}
 	value, ttl := "-", "-"
 	if group.writes(0, s, c.now) {
 		next := r.Apply(c.call.Op, s, c.now, c.call.Cost, c.call.Window)
@@ -94,7 +94,7 @@ func (s *server) runFunctions(t *testing.T, cases []functionCase) []string {
 // the end of the range of times.
 func TestParityFunctions(t *testing.T) {
 	t.Parallel()
-	for kind, stream := range map[algorithms.Kind]uint64{algorithms.TokenBucket: 11, algorithms.SlidingWindow: 12} {
+	for kind, stream := range map[algorithms.Kind]uint64{algorithms.TokenBucket: 11, algorithms.SlidingWindow: 12, algorithms.FixedWindow: 13} {
 		t.Run(kind.String(), func(t *testing.T) {
 			t.Parallel()
 			checks, seed := 10*parityChecks(t), paritySeed(t)
@@ -148,6 +148,9 @@ func (d draw) functionCase(kind algorithms.Kind, real algorithms.Micros) (c func
 	s := d.state(r, c.now, c.call.Cost)
 	c.stored = lua.EncodeState(r, s)
 	v := r.Peek(s, c.now, c.call.Cost)
+	if r.Counting() && c.call.Op != algorithms.OpPeek {
+		_, v = r.Take(s, c.now, c.call.Cost)
+	}
 	turn := c.now + algorithms.Micros(v.RetryAfter.Microseconds()) - algorithms.Micros(d.IntN(2))
 	if c.call.Op == algorithms.OpRefund || v.Allowed || v.RetryAfter < 0 || int64(turn) > lastTime || d.chance(25) {
 		return c, false

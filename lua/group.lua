@@ -2,13 +2,14 @@
 --
 -- KEYS   one per bucket, distinct, at least one
 -- ARGV   six per bucket:
---   1    algorithm: tb (token bucket), sw (sliding window)
+--   1    algorithm: tb (token bucket), sw (sliding window), fw (fixed window), cw (counting window)
 --   2    op: take (spend if it fits), charge (record what was used), peek (would it fit), refund (give back)
 --   3    cost, > 0
 --   4-6  tb: capacity in tokens; n and s of a refill of n tokens per s seconds
---        sw: limit; window in microseconds; the window start that a refund is for, 0: the current one
+--        others: limit; window in microseconds; the window start that a refund is for, 0: the current one
 --
--- When a take, charge or peek does not fit, no take spends and no refund is paid. Charges are recorded all the same.
+-- When a take, charge or peek does not fit, no take spends and no refund is paid. Charges are recorded all the same, and
+-- so are the takes of a counting window that do not fit.
 -- The time is the server's. Everything is read and computed before the first write, and every write sets an expiry.
 --
 -- Returns one string, fields separated by a space: seconds and microseconds of the server's time; 1 (everything
@@ -31,6 +32,13 @@ for i = 1, #values do
   elseif argv[a] == 'sw' then
     fits, readable, value, ttl = sliding_window(stored, now, argv[a + 1], tonumber(argv[a + 2]),
       tonumber(argv[a + 3]), tonumber(argv[a + 4]), tonumber(argv[a + 5]))
+  elseif argv[a] == 'fw' or argv[a] == 'cw' then
+    local counting = argv[a] == 'cw'
+    fits, readable, value, ttl = fixed_window(stored, now, argv[a + 1], tonumber(argv[a + 2]),
+      tonumber(argv[a + 3]), tonumber(argv[a + 4]), tonumber(argv[a + 5]), counting)
+    if counting and not fits then
+      argv[a + 1] = 'charge'
+    end
   else
     return redis.error_reply('ERR sentinel: unknown algorithm')
   end

@@ -54,10 +54,11 @@ func TestParity(t *testing.T) {
 	}{
 		{"token_bucket", 1, func(draw) []algorithms.Kind { return []algorithms.Kind{algorithms.TokenBucket} }},
 		{"sliding_window", 2, func(draw) []algorithms.Kind { return []algorithms.Kind{algorithms.SlidingWindow} }},
+		{"fixed_window", 4, func(draw) []algorithms.Kind { return []algorithms.Kind{algorithms.FixedWindow} }},
 		{"group", 3, func(d draw) []algorithms.Kind {
 			kinds := make([]algorithms.Kind, 1+d.IntN(6))
 			for i := range kinds {
-				kinds[i] = []algorithms.Kind{algorithms.TokenBucket, algorithms.SlidingWindow}[d.IntN(2)]
+				kinds[i] = algorithms.TokenBucket + algorithms.Kind(d.IntN(3))
 			}
 			return kinds
 		}},
@@ -264,10 +265,11 @@ func (c *parityCase) writes(i int, before algorithms.State, now algorithms.Micro
 	case algorithms.OpCharge:
 		return true
 	case algorithms.OpTake:
-		return c.allowed
+		return c.allowed || call.Rule.Counting() && !call.Rule.Fits(before, now, call.Cost)
 	case algorithms.OpRefund:
 		start, w := call.Rule.Advance(before, now).At, call.Rule.Window()
-		gone := w > 0 && call.Window != 0 && call.Window != start && call.Window != start-w
+		gone := w > 0 && call.Window != 0 && call.Window != start &&
+			(call.Window != start-w || call.Rule.Kind() == algorithms.FixedWindow)
 		return c.allowed && before.Present && !gone
 	}
 	return false

@@ -26,6 +26,9 @@ var tokenBucket string
 //go:embed sliding_window.lua
 var slidingWindow string
 
+//go:embed fixed_window.lua
+var fixedWindow string
+
 //go:embed group.lua
 var group string
 
@@ -35,6 +38,7 @@ var constants = strings.NewReplacer(
 	"MAX_LENGTH", strconv.Itoa(maxStateLength),
 	"MAX_LEVEL", strconv.FormatInt(algorithms.MaxCapacity*1_000_000, 10),
 	"MAX_HITS", strconv.FormatInt(algorithms.MaxLimit, 10),
+	"MAX_COUNT", strconv.FormatInt(algorithms.MaxCount, 10),
 	"MAX_SKEW", strconv.FormatInt(int64(algorithms.MaxClockSkew), 10),
 	"NEVER_REFILLED", strconv.FormatInt(algorithms.NeverRefilled.Milliseconds(), 10),
 )
@@ -47,7 +51,7 @@ type Script struct {
 
 // Group returns the script that Encoder's commands run.
 var Group = sync.OnceValue(func() Script {
-	source := constants.Replace(tokenBucket + slidingWindow + group)
+	source := constants.Replace(tokenBucket + slidingWindow + fixedWindow + group)
 	sum := sha1.Sum([]byte(source)) //nolint:gosec // as above
 	return Script{source: source, digest: hex.EncodeToString(sum[:])}
 })

@@ -14,8 +14,13 @@ const maxStateLength = 64
 //
 //	token bucket    "level:at"                  µtok, µs
 //	sliding window  "current:previous:start"    hits, hits, µs
+//	fixed window    "w:count:start"             hits, µs
 func EncodeState(r algorithms.Rule, s algorithms.State) string {
-	text := strconv.AppendInt(make([]byte, 0, maxStateLength), s.Level, 10)
+	text := make([]byte, 0, maxStateLength)
+	if r.Kind() == algorithms.FixedWindow {
+		text = append(text, fixedWindowMark...)
+	}
+	text = strconv.AppendInt(text, s.Level, 10)
 	if r.Kind() == algorithms.SlidingWindow {
 		text = append(text, ':')
 		text = strconv.AppendInt(text, s.Previous, 10)
@@ -29,6 +34,12 @@ func EncodeState(r algorithms.Rule, s algorithms.State) string {
 func DecodeState(r algorithms.Rule, text string, now algorithms.Micros) (algorithms.State, bool) {
 	if len(text) > maxStateLength {
 		return algorithms.State{}, false
+	}
+	if r.Kind() == algorithms.FixedWindow {
+		var marked bool
+		if text, marked = strings.CutPrefix(text, fixedWindowMark); !marked {
+			return algorithms.State{}, false
+		}
 	}
 	var fields [3]int64
 	n := 0
@@ -45,7 +56,7 @@ func DecodeState(r algorithms.Rule, text string, now algorithms.Micros) (algorit
 	}
 	var s algorithms.State
 	switch {
-	case n == 2 && r.Kind() == algorithms.TokenBucket:
+	case n == 2 && r.Kind() != algorithms.SlidingWindow:
 		s = algorithms.State{Present: true, Level: fields[0], At: algorithms.Micros(fields[1])}
 	case n == 3 && r.Kind() == algorithms.SlidingWindow:
 		s = algorithms.State{Present: true, Level: fields[0], Previous: fields[1], At: algorithms.Micros(fields[2])}
@@ -55,6 +66,9 @@ func DecodeState(r algorithms.Rule, text string, now algorithms.Micros) (algorit
 	}
 	return s, true
 }
+
+// fixedWindowMark begins a fixed window's value, so that no algorithm reads another's.
+const fixedWindowMark = "w:"
 
 // maxDecimal is beyond every number that a state may hold, and beyond 2^53, up to which the scripts read digits exactly.
 const maxDecimal = 1 << 59

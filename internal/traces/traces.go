@@ -86,6 +86,8 @@ func (tr Trace) Rule(t testing.TB) (algorithms.Rule, bool) {
 		rule, err = newBucket(tr.Params.Burst, 1_000_000, tr.Params.EmissionUS)
 	case "sliding_window_counter":
 		rule, err = algorithms.NewSlidingWindow(tr.Params.Limit, algorithms.Micros(tr.Params.WindowMicros).Duration())
+	case "fixed_window":
+		rule, err = algorithms.NewFixedWindow(tr.Params.Limit, algorithms.Micros(tr.Params.WindowMicros).Duration())
 	default:
 		return rule, false
 	}

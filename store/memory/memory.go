@@ -234,20 +234,20 @@ func (d *decision) apply() bool {
 	for i, take := range d.group {
 		before := d.places[i].state()
 		d.before[i] = before
-		fits := take.Op == algorithms.OpRefund || take.Rule.Fits(before, d.now, take.Cost)
+		fits := take.Rule.Admits(take.Op, before, d.now, take.Cost)
 		allowed = allowed && fits
 		d.places[i].setState(take.Rule.Apply(take.Op, before, d.now, take.Cost, take.Window))
 	}
 	return allowed
 }
 
-// undo takes back everything but the charges, which were used whatever is decided.
+// undo takes back everything but what is carried out whatever is decided: the charges, and what a counting window counts.
 func (d *decision) undo() {
 	for i := len(d.group) - 1; i >= 0; i-- {
 		d.places[i].setState(d.before[i])
 	}
 	for i, take := range d.group {
-		if take.Op == algorithms.OpCharge {
+		if take.Rule.Insists(take.Op, take.Rule.Admits(take.Op, d.places[i].state(), d.now, take.Cost)) {
 			d.places[i].setState(take.Rule.Apply(take.Op, d.places[i].state(), d.now, take.Cost, 0))
 		}
 	}
