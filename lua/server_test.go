@@ -1,7 +1,6 @@
 package lua_test
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -148,13 +147,4 @@ func (s *server) atInstant(t *testing.T, c lua.Call, before algorithms.State, no
 	}
 	t.Fatal("the script never ran in the microsecond it was seeded for")
 	return 0, lua.Reply{}, ""
-}
-
-// pipelined runs queue in one round trip; nil replies are no errors.
-func (s *server) pipelined(ctx context.Context, t *testing.T, queue func(p redis.Pipeliner)) {
-	t.Helper()
-	_, err := s.client.Pipelined(ctx, func(p redis.Pipeliner) error { queue(p); return nil })
-	if err != nil && err != redis.Nil {
-		t.Fatal(err)
-	}
 }
