@@ -53,6 +53,9 @@ type Config struct {
 	// When the store is left alone because it does not answer.
 	Breaker Breaker `yaml:"breaker"`
 
+	// Denials answered from memory while they certainly hold.
+	DenyCache DenyCache `yaml:"deny_cache"`
+
 	// Bearer tokens, which name the tenant of endpoints with identity tenant_jwt.
 	JWT JWT `yaml:"jwt"`
 
@@ -247,6 +250,17 @@ type Guard struct {
 	NoDeadline time.Duration `yaml:"no_deadline"`
 }
 
+// DenyCache answers denials from memory. A denied request changes nothing, so it stays denied until its Retry-After has
+// passed; a caller over its limit then costs the store one call in max_age. Limits with refunds are left out.
+type DenyCache struct {
+	// No denial rests on a state of the store that is older, 0s to 1m; 0s turns the cache off. A bucket that another
+	// process resets is denied for this long at most.
+	MaxAge time.Duration `yaml:"max_age"`
+
+	// How many buckets are remembered, 1 to 10000000, at about 300 bytes each. Denials beyond them are asked of the store.
+	MaxBuckets int `yaml:"max_buckets"`
+}
+
 // Breaker leaves a store alone that does not answer.
 type Breaker struct {
 	// Consecutive failed round trips that open it, 1 to 1000.
@@ -397,6 +411,8 @@ func Default() Config {
 		Memory:  Memory{MaxBuckets: 200_000},
 		Guard:   Guard{Reserve: 4 * time.Millisecond, NoDeadline: 200 * time.Millisecond},
 		Breaker: Breaker{Failures: 5, Quarantine: 30 * time.Second},
+
+		DenyCache: DenyCache{MaxAge: time.Second, MaxBuckets: 65536},
 		JWT: JWT{
 			Algorithms:  []string{"HS256"},
 			Leeway:      30 * time.Second,

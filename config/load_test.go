@@ -70,6 +70,7 @@ redis:
 memory: {max_buckets: 1000}
 guard: {reserve: 2ms, no_deadline: 1s}
 breaker: {failures: 3, quarantine: 10s}
+deny_cache: {max_age: 2s, max_buckets: 100}
 jwt:
   keys:
     - {alg: HS256, kid: "1", secret_file: hs256}

@@ -47,6 +47,9 @@ func fromStore(p *plan) Result {
 	res := Result{Allowed: true, Reason: Allowed, Source: SourceNone, Statuses: make([]Status, len(p.asks))}
 	if len(p.enforce.group) > 0 && p.enforce.answer.Err == nil {
 		res.Source = SourceStore
+		if p.enforce.answer.Cached {
+			res.Source = SourceDenyCache
+		}
 	}
 	for i := range p.asks {
 		a := &p.asks[i]

@@ -33,6 +33,8 @@ type Config struct {
 
 	Names  Names  // zero fields: DefaultNames
 	Bounds Bounds // zero fields: DefaultBounds
+
+	DenyCache *DenyCacheConfig // nil: every denial is the store's
 }
 
 // Names are the descriptor entry keys that mean something in native domains.
@@ -76,6 +78,8 @@ const (
 type Engine struct {
 	cfg    Config
 	start  time.Time // the monotonic clock of the emergency caps counts from here
+	store  Store
+	denied *DenyCache // before the store; nil: none
 	active atomic.Pointer[snapshot]
 
 	loading     sync.Mutex // held by Use
@@ -103,7 +107,11 @@ func New(cfg Config) (*Engine, error) {
 	cfg.Bounds.KeyBytes = orDefault(cfg.Bounds.KeyBytes, bounds.KeyBytes)
 	cfg.Bounds.ValueBytes = orDefault(cfg.Bounds.ValueBytes, bounds.ValueBytes)
 
-	e := &Engine{cfg: cfg, start: time.Now()}
+	e := &Engine{cfg: cfg, start: time.Now(), store: cfg.Store}
+	if cfg.DenyCache != nil {
+		e.denied = NewDenyCache(cfg.Store, *cfg.DenyCache)
+		e.store = e.denied
+	}
 	e.active.Store(&snapshot{set: new(descriptors.Set)})
 	return e, nil
 }
@@ -152,6 +160,9 @@ func (e *Engine) Use(set *descriptors.Set) error {
 		next.policies[p.Index] = ps
 	}
 	e.active.Store(next)
+	if e.denied != nil {
+		e.denied.Drop()
+	}
 	return nil
 }
 

@@ -130,6 +130,7 @@ func (n *notebook) Unauthenticated(s rls.Service)           { n.add("unauthentic
 func (n *notebook) Ignored(what rls.Ignored, k int)         { n.add("ignored %d %s", k, what) }
 func (n *notebook) RequestRefused(b rls.Bound)              { n.add("refused %s", b) }
 func (n *notebook) Healed(k int)                            { n.add("healed %d", k) }
+func (n *notebook) DenyCacheHit()                           { n.add("deny cache hit") }
 func (n *notebook) ClockBehind()                            { n.add("clock behind") }
 func (n *notebook) Denied(d rls.Denial) {
 	n.mu.Lock()
@@ -744,4 +745,22 @@ func TestDenialIsLogged(t *testing.T) {
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("denial (-want +got):\n%s", d)
 	}
+}
+
+// TestDeniedFromMemory: the engine says where a denial came from, and a reload forgets it.
+func TestDeniedFromMemory(t *testing.T) {
+	f := newFixture(t, shop, func(c *rls.Config) { c.DenyCache = &rls.DenyCacheConfig{MaxAge: time.Hour} })
+	f.play(t, []step{
+		{words: []string{"endpoint_id=pay tenant=a"}, want: "allow ALLOWED store [ok pay:0 never]"},
+		{words: []string{"endpoint_id=pay tenant=a"}, want: "deny RATE_LIMITED store retry=never [over pay:0 never]"},
+		{words: []string{"endpoint_id=pay tenant=a"}, want: "deny RATE_LIMITED deny_cache retry=never [over pay:0 never]", notes: map[string]int{"pay RATE_LIMITED": 1, "deny cache hit": 1}},
+		{words: []string{"endpoint_id=pay tenant=a hits=0"}, want: "deny RATE_LIMITED deny_cache retry=never [over pay:0 never]"},
+		{words: []string{"endpoint_id=refunds tenant=a hits=3"}, want: "allow ALLOWED store [ok refunds:0 never]"},
+		{words: []string{"endpoint_id=refunds tenant=a"}, want: "deny RATE_LIMITED store retry=never [over refunds:0 never]"},
+		{words: []string{"endpoint_id=refunds tenant=a"}, want: "deny RATE_LIMITED store retry=never [over refunds:0 never]"},
+	})
+	if err := f.Use(parse(t, shop)); err != nil {
+		t.Fatal(err)
+	}
+	f.play(t, []step{{words: []string{"endpoint_id=pay tenant=a"}, want: "deny RATE_LIMITED store retry=never [over pay:0 never]"}})
 }

@@ -35,7 +35,7 @@ func (e *Engine) askStore(ctx context.Context, p *plan) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), budget)
 	defer cancel()
-	for i, a := range e.cfg.Store.Decide(ctx, groups[:len(parts)]) {
+	for i, a := range e.store.Decide(ctx, groups[:len(parts)]) {
 		parts[i].answer = a
 	}
 	e.observe(parts)
@@ -56,6 +56,10 @@ func (e *Engine) budget(ctx context.Context) (time.Duration, bool) {
 // observe counts what the answers tell about the store's data and clock.
 func (e *Engine) observe(parts []*part) {
 	for _, h := range parts {
+		if h.answer.Cached {
+			e.cfg.Recorder.DenyCacheHit()
+			continue
+		}
 		if h.answer.Healed > 0 {
 			e.cfg.Recorder.Healed(h.answer.Healed)
 		}

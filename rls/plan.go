@@ -64,7 +64,9 @@ type need struct {
 	take   int64
 	charge int64
 	refund int64
-	sent   int // index into the part's group; -1: not sent
+
+	refunds bool // the limit has refunds
+	sent    int  // index into the part's group; -1: not sent
 }
 
 // hits is the cost that a request asks with.
@@ -141,7 +143,7 @@ func (p *plan) addLimits(a *ask, h hits, rec Recorder) {
 		case s.over:
 			costly = true
 		default:
-			s.need = part.require(key, limit.Rule, s.op, s.cost)
+			s.need = part.require(key, limit, s.op, s.cost)
 		}
 		p.slots = append(p.slots, s)
 	}
@@ -173,19 +175,20 @@ func operation(l *descriptors.Limit, h hits) (op algorithms.Op, cost int64, over
 // require adds a cost to what is needed of a bucket and returns the need's index. Descriptors of one request that meet in
 // one bucket are decided by their sum, which is what keeps the keys of a group distinct. Where two tenants' replacements
 // give one global bucket different numbers, the stricter ones decide.
-func (h *part) require(key string, rule algorithms.Rule, op algorithms.Op, cost int64) int {
+func (h *part) require(key string, limit *descriptors.Limit, op algorithms.Op, cost int64) int {
 	i := h.find(key)
 	if i < 0 {
 		i = len(h.needs)
-		h.needs = append(h.needs, need{key: key, rule: rule})
+		h.needs = append(h.needs, need{key: key, rule: limit.Rule})
 		if h.index != nil {
 			h.index[key] = i
 		}
 	}
 	n := &h.needs[i]
-	if rule.Limit() < n.rule.Limit() {
-		n.rule = rule
+	if limit.Rule.Limit() < n.rule.Limit() {
+		n.rule = limit.Rule
 	}
+	n.refunds = n.refunds || limit.Refunds
 	switch op {
 	case algorithms.OpTake:
 		n.take += cost
@@ -248,7 +251,7 @@ func (h *part) seal() {
 			continue
 		}
 		n.sent = len(h.group)
-		h.group = append(h.group, Take{Key: n.key, Rule: n.rule, Op: op, Cost: cost})
+		h.group = append(h.group, Take{Key: n.key, Rule: n.rule, Op: op, Cost: cost, Refunds: n.refunds})
 	}
 }
 

@@ -31,6 +31,7 @@ type Recorder interface {
 	RequestRefused(bound Bound)      // a request beyond one of the caps
 	Healed(n int)                    // unreadable stored values that were overwritten
 	ClockBehind()                    // the store's clock stands before a stored time
+	DenyCacheHit()                   // a group was denied from memory
 	Denied(d Denial)                 // each denial, for the log
 }
 

@@ -17,6 +17,8 @@ type Take struct {
 	// Window, for a refund to a window algorithm, is the start of the window that the cost was taken in; 0 means the
 	// current one. It is compared, never used as a clock.
 	Window algorithms.Micros
+	// Refunds marks a bucket that someone may give back to, so that a denial does not stay true by itself.
+	Refunds bool
 }
 
 // Group is decided all or nothing: when one of its takes, peeks or charges does not fit, no take of the group spends and
@@ -28,6 +30,7 @@ type Answer struct {
 	Now     algorithms.Micros  // the store's clock when it decided
 	Before  []algorithms.State // each bucket's stored state before the call, in the group's order
 	Allowed bool               // every take, peek and charge fitted
+	Cached  bool               // answered from memory by a DenyCache
 	Healed  int                // unreadable values that this call overwrote
 	Err     error              // not nil: the store gave no answer, the other fields are zero. See ErrTimeout and its kin
 }

@@ -50,11 +50,16 @@ func identityConfig(cfg config.Config, onPrivatePeer func(netip.Addr)) identity.
 }
 
 func engineConfig(cfg config.Config, s store, identities rls.Identifier, recorder rls.Recorder) rls.Config {
+	var denyCache *rls.DenyCacheConfig
+	if cfg.DenyCache.MaxAge > 0 && cfg.Redis.URL != "" { // the memory store is as quick itself
+		denyCache = &rls.DenyCacheConfig{MaxAge: cfg.DenyCache.MaxAge, Keys: cfg.DenyCache.MaxBuckets}
+	}
 	return rls.Config{
 		Store: s, Identifier: identities, Recorder: recorder, BreakerState: s.breakerState,
 		StoreBudget:       cfg.Redis.Budget,
 		Reserve:           max(cfg.Guard.Reserve, time.Nanosecond), // the engine takes 0 for its default
 		NoDeadline:        cfg.Guard.NoDeadline,
+		DenyCache:         denyCache,
 		AuthzDomain:       cfg.Authz.Domain,
 		OKUnknownEndpoint: cfg.UnknownEndpoint == "ok",
 		DenyUnknownDomain: cfg.UnknownDomain == "over_limit",

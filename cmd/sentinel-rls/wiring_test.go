@@ -52,6 +52,7 @@ redis:
 memory: {max_buckets: 12}
 guard: {reserve: 3ms, no_deadline: 201ms}
 breaker: {failures: 6, quarantine: 31s}
+deny_cache: {max_age: 2s, max_buckets: 100}
 jwt:
   algorithms: [HS384]
   keys: [{alg: HS384, kid: k1, secret_file: secret}]
@@ -128,6 +129,7 @@ func TestWiring(t *testing.T) {
 	}
 
 	wantEngine := rls.Config{
+		DenyCache: &rls.DenyCacheConfig{MaxAge: 2 * time.Second, Keys: 100},
 		StoreBudget: 21 * time.Millisecond, Reserve: 3 * time.Millisecond, NoDeadline: 201 * time.Millisecond,
 		AuthzDomain: "shop", OKUnknownEndpoint: true, DenyUnknownDomain: true,
 		Names:  rls.Names{Tenant: "t", EndpointID: "e", User: "u", Cookie: "c", Address: []string{"a"}},

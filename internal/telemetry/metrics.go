@@ -23,6 +23,7 @@ type metrics struct {
 	scriptLoads     prometheus.Counter
 	healed          prometheus.Counter
 	clockBehind     prometheus.Counter
+	denyCacheHits   prometheus.Counter
 	transitions     closedCounter[string]
 	queueFull       prometheus.Counter
 	connections     prometheus.Gauge
@@ -89,6 +90,8 @@ func newMetrics(reg prometheus.Registerer) metrics {
 			"Times the script was sent to the store because it was not there: a start, a restart of Redis or a failover."),
 		healed: counter(reg, "sentinel_store_healed_total",
 			"Unreadable stored values that an admitted take overwrote."),
+		denyCacheHits: counter(reg, "sentinel_deny_cache_hits_total",
+			"Denials answered from memory, without the store."),
 		clockBehind: counter(reg, "sentinel_store_clock_behind_total",
 			"Answers of a store whose clock stood before a time that it had stored."),
 		transitions: closed(reg, "sentinel_breaker_transitions_total",

@@ -86,6 +86,9 @@ func (r *Recorder) Healed(n int) { r.metrics.healed.Add(float64(max(n, 0))) }
 // ClockBehind counts an answer of a store whose clock stands before a stored time.
 func (r *Recorder) ClockBehind() { r.metrics.clockBehind.Inc() }
 
+// DenyCacheHit counts a denial answered from memory.
+func (r *Recorder) DenyCacheHit() { r.metrics.denyCacheHits.Inc() }
+
 // Denied logs the denial, or counts it as suppressed.
 func (r *Recorder) Denied(d rls.Denial) {
 	samplers := &r.stray

@@ -191,6 +191,7 @@ func TestStoreObservations(t *testing.T) {
 	r.Healed(2)
 	r.Healed(-1)
 	r.ClockBehind()
+	r.DenyCacheHit()
 	if d := histogram(t, reg, "sentinel_store_round_trip_seconds", "outcome", "ok"); d.count != 1 || d.upTo[.001] != 0 || d.upTo[.002] != 1 {
 		t.Errorf("round trips that succeeded: %+v, want one between 1 and 2 ms", d)
 	}
@@ -204,6 +205,7 @@ func TestStoreObservations(t *testing.T) {
 		"sentinel_store_connections":        "2",
 		"sentinel_store_unfit":              "1",
 		"sentinel_store_clock_behind_total": "1",
+		"sentinel_deny_cache_hits_total":    "1",
 	} {
 		wantMetrics(t, reg, name+" "+want, name)
 	}
