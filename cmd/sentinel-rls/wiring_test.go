@@ -129,7 +129,7 @@ func TestWiring(t *testing.T) {
 	}
 
 	wantEngine := rls.Config{
-		DenyCache: &rls.DenyCacheConfig{MaxAge: 2 * time.Second, Keys: 100},
+		DenyCache:   &rls.DenyCacheConfig{MaxAge: 2 * time.Second, Keys: 100},
 		StoreBudget: 21 * time.Millisecond, Reserve: 3 * time.Millisecond, NoDeadline: 201 * time.Millisecond,
 		AuthzDomain: "shop", OKUnknownEndpoint: true, DenyUnknownDomain: true,
 		Names:  rls.Names{Tenant: "t", EndpointID: "e", User: "u", Cookie: "c", Address: []string{"a"}},

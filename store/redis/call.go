@@ -55,7 +55,7 @@ func (s *Store) newCall(ctx context.Context, groups []rls.Group, answers []rls.A
 func (c *command) encode(encoder *lua.Encoder, group rls.Group) error {
 	calls := make([]lua.Call, len(group))
 	for i, take := range group {
-		calls[i] = lua.Call(take)
+		calls[i] = lua.Call{Key: take.Key, Rule: take.Rule, Op: take.Op, Cost: take.Cost, Window: take.Window}
 	}
 	args, err := encoder.AppendCommand(make([]any, 0, 3+7*len(calls)), calls)
 	if err != nil {
