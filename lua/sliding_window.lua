@@ -48,7 +48,7 @@ local function sliding_window(stored, now, op, cost, limit, window, refunded)
     local free = limit - current - cost
     fits = free >= 0
     if fits and free < previous then
-      -- remaining <= floor(free * window / previous), by long division in base 2^16: window has three digits.
+      -- What remains of the window <= floor(free * window / previous) < window, by long division in base 2^16: window has three digits.
       local digit = window % 65536
       local rest = (window - digit) / 65536
       local middle = rest % 65536
@@ -60,7 +60,7 @@ local function sliding_window(stored, now, op, cost, limit, window, refunded)
       share = share * 65536 + (dividend - remainder) / previous
       dividend = remainder * 65536 + free * digit
       share = share * 65536 + (dividend - dividend % previous) / previous
-      fits = window - math.max(0, now - start) <= share
+      fits = start + window - now <= share
     end
     if op == 'peek' or (op == 'take' and not fits) then
       return fits, readable
