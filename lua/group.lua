@@ -8,8 +8,8 @@
 --   4-6  tb: capacity in tokens; n and s of a refill of n tokens per s seconds
 --        others: limit; window in microseconds; the window start that a refund is for, 0: the current one
 --
--- When a take, charge or peek does not fit, no take spends and no refund is paid. Charges are recorded all the same, and
--- so are the takes of a counting window that do not fit.
+-- When a take, charge or peek does not fit, no take spends and no refund is paid. Charges are recorded all the same,
+-- and so are the takes of a counting window that do not fit.
 -- The time is the server's. Everything is read and computed before the first write, and every write sets an expiry.
 --
 -- Returns one string, fields separated by a space: seconds and microseconds of the server's time; 1 (everything

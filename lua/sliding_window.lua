@@ -48,7 +48,8 @@ local function sliding_window(stored, now, op, cost, limit, window, refunded)
     local free = limit - current - cost
     fits = free >= 0
     if fits and free < previous then
-      -- What remains of the window <= floor(free * window / previous) < window, by long division in base 2^16: window has three digits.
+      -- What remains of the window <= floor(free * window / previous), by long division in base 2^16: window has
+      -- three digits. The clock behind start leaves more than window, and the floor is less.
       local digit = window % 65536
       local rest = (window - digit) / 65536
       local middle = rest % 65536
