@@ -64,17 +64,27 @@ func (p *problems) add(file int, e *PolicyError) {
 
 // err joins the problems by file and line; nil when there are none.
 func (p *problems) err() error {
+	sorted := p.sorted()
+	errs := make([]error, len(sorted))
+	for i, e := range sorted {
+		errs[i] = e
+	}
+	return errors.Join(errs...)
+}
+
+// sorted returns the problems by file and line.
+func (p *problems) sorted() []*PolicyError {
 	slices.SortStableFunc(p.list, func(a, b problem) int {
 		return cmp.Or(cmp.Compare(a.file, b.file), cmp.Compare(a.Line, b.Line))
 	})
-	errs := make([]error, 0, len(p.list)+1)
+	all := make([]*PolicyError, 0, len(p.list)+1)
 	for _, e := range p.list {
-		errs = append(errs, e.PolicyError)
+		all = append(all, e.PolicyError)
 	}
 	if p.withheld > 0 {
-		errs = append(errs, &PolicyError{Problem: fmt.Sprintf("%d further problems are not shown", p.withheld)})
+		all = append(all, &PolicyError{Problem: fmt.Sprintf("%d further problems are not shown", p.withheld)})
 	}
-	return errors.Join(errs...)
+	return all
 }
 
 // quote quotes text from a file for a message: one line, printable, no more than its beginning.

@@ -222,7 +222,7 @@ func TestKeysOfOneRequestAllocateOnceEach(t *testing.T) {
 	}
 }
 
-func BenchmarkMatch(b *testing.B) {
+func BenchmarkLookup(b *testing.B) {
 	set := parse(b, shop)
 	b.ReportAllocs()
 	for b.Loop() {

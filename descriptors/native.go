@@ -5,6 +5,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -29,6 +30,7 @@ var (
 	algorithmNames = []string{
 		algorithms.TokenBucket:   algorithms.TokenBucket.String(),
 		algorithms.SlidingWindow: algorithms.SlidingWindow.String(),
+		algorithms.FixedWindow:   algorithms.FixedWindow.String(),
 	}
 )
 
@@ -43,6 +45,7 @@ var (
 	algorithmKeys = [][]string{
 		algorithms.TokenBucket:   {"capacity", "refill"},
 		algorithms.SlidingWindow: {"limit", "window"},
+		algorithms.FixedWindow:   {"limit", "window"},
 	}
 )
 
@@ -323,28 +326,33 @@ func (s *source) rule(f fields) algorithms.Rule {
 		return algorithms.Rule{}
 	}
 	s.checkOwnFields(f, kind)
-	if kind == algorithms.TokenBucket {
+	switch kind {
+	case algorithms.TokenBucket:
 		_, rule := s.bucket(f)
 		return rule
+	case algorithms.FixedWindow:
+		return s.hitsPerWindow(f, algorithms.NewFixedWindow)
 	}
-	return s.slidingWindow(f)
+	return s.hitsPerWindow(f, algorithms.NewSlidingWindow)
 }
 
 // checkOwnFields reports numbers of another algorithm.
 func (s *source) checkOwnFields(f fields, kind algorithms.Kind) {
+	reported := make(map[string]bool)
 	for other, keys := range algorithmKeys {
 		for _, key := range keys {
 			v, present := f.optional(key)
-			if !present || slices.Contains(algorithmKeys[kind], key) {
+			if !present || slices.Contains(algorithmKeys[kind], key) || reported[key] {
 				continue
 			}
+			reported[key] = true
 			s.report(v.Line, v.at, fmt.Sprintf("a field of %s in a limit of %s", algorithms.Kind(other), kind),
 				fmt.Sprintf("%s has %s", kind, strings.Join(algorithmKeys[kind], " and ")))
 		}
 	}
 }
 
-func (s *source) slidingWindow(f fields) algorithms.Rule {
+func (s *source) hitsPerWindow(f fields, build func(int64, time.Duration) (algorithms.Rule, error)) algorithms.Rule {
 	limit, present := f.required("limit", "hits per window, as limit: 5000")
 	var hits int64
 	known := false
@@ -359,7 +367,7 @@ func (s *source) slidingWindow(f fields) algorithms.Rule {
 	if !ok || !known {
 		return algorithms.Rule{}
 	}
-	rule, err := algorithms.NewSlidingWindow(hits, length)
+	rule, err := build(hits, length)
 	s.ruleError(window, err)
 	return rule
 }

@@ -153,7 +153,8 @@ endpoints:
 		file("b.json", `{"domain": "shop",
  "endpoints": {"orders.create": {"policy_version": 1, "fail_mode": "fail_closed",
    "limits": [{"algorithm": "token_bucket", "capacity": 1.0, "refill": "1/s"}]}}}`),
-		file("c.yaml", "domain: shop\ndescriptors: []\n"),
+		file("c.yaml", "domain: shop\nendpoints: {}\ndescriptors: []\n"),
+		file("d.yaml", "domain: shop\ndescriptors: []\n"),
 	)
 	want := []string{
 		`a.yaml:4: endpoints."orders.create".polcy_version: unknown key; did you mean policy_version?`,
@@ -167,7 +168,8 @@ endpoints:
 		`a.yaml:14: endpoints."orders.create".tenants.acme: an empty replacement; replace one of: limits, emergency, mode`,
 		`b.json:2: endpoints."orders.create": the endpoint "orders.create" stands twice; rename or remove one: the first is in a.yaml:3, domain "shop"`,
 		`b.json:3: endpoints."orders.create".limits[0].capacity: 1.0 is not a plain decimal integer; write digits only, as 10 or 1000: no leading zero, sign, base, underscore, dot or exponent`,
-		`c.yaml:2: descriptors: descriptors belongs to the configuration language of envoyproxy/ratelimit, which is not read here; write the policies under endpoints`,
+		`c.yaml:3: descriptors: descriptors beside endpoints; a file is native (domain and endpoints), or in the language of envoyproxy/ratelimit (domain and descriptors)`,
+		`d.yaml:1: domain: the domain "shop" stands in a native file too; give one of them another domain`,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("problems (-want +got):\n%s", diff)

@@ -20,6 +20,14 @@ type File struct {
 type Options struct {
 	// KeyPrefix stands before every key, so that several environments share one Redis: ^[A-Za-z0-9._:-]*$, at most 128.
 	KeyPrefix string
+
+	DropIn DropInOptions
+}
+
+// DropInOptions change how files in the language of envoyproxy/ratelimit are read.
+type DropInOptions struct {
+	Only         bool // every file is in that language. False: those with domain and descriptors are
+	MergeDomains bool // a domain may stand in several files (MERGE_DOMAIN_CONFIG): later ones add to it, in the order given
 }
 
 // Set is every policy of the active files. Immutable, safe for concurrent use. The zero Set knows no domain.
@@ -27,6 +35,9 @@ type Set struct {
 	domains   map[string]*Domain
 	endpoints map[string]*Policy
 	policies  []*Policy
+	dropIns   map[string]*DropIn
+	rules     []*DropInRule
+	warnings  []*PolicyError
 	files     []File // names only
 	hash      string
 }
@@ -51,7 +62,9 @@ type Subject struct {
 // Parse compiles files into a Set. The error joins one *PolicyError for every problem in every file (beyond 1000 they
 // are counted), in the order of files and lines.
 func Parse(files []File, opts Options) (*Set, error) {
-	b := builder{set: &Set{domains: make(map[string]*Domain), endpoints: make(map[string]*Policy)}}
+	b := builder{opts: opts, set: &Set{
+		domains: make(map[string]*Domain), endpoints: make(map[string]*Policy), dropIns: make(map[string]*DropIn),
+	}}
 	if !prefixGrammar.MatchString(opts.KeyPrefix) {
 		b.problems.add(0, &PolicyError{Problem: "the key prefix " + quote(opts.KeyPrefix) + " is not allowed", Hint: "use at most 128 of A-Z a-z 0-9 . _ : -"})
 	}
@@ -65,17 +78,24 @@ func Parse(files []File, opts Options) (*Set, error) {
 		return nil, err
 	}
 	b.finish(files, opts.KeyPrefix)
+	b.set.warnings = b.warnings.sorted()
 	return b.set, nil
 }
 
 // builder is a Set in the making.
 type builder struct {
+	opts     Options
 	problems problems
+	warnings problems
 	set      *Set
 }
 
 // read reads one file as the kind that its keys say it is.
 func (b *builder) read(s *source) {
+	if b.opts.DropIn.Only || s.isDropIn() {
+		(&looseSource{source: s, warnings: &b.warnings}).dropIn(b)
+		return
+	}
 	text, ok := s.checkText(s.file.Data)
 	if !ok {
 		return
@@ -85,8 +105,8 @@ func (b *builder) read(s *source) {
 		return
 	}
 	if key, ok := root.lookUp("descriptors"); ok {
-		s.report(key.Line, key.at, "descriptors belongs to the configuration language of envoyproxy/ratelimit, which is not read here",
-			"write the policies under endpoints")
+		s.report(key.Line, key.at, "descriptors beside endpoints",
+			"a file is native (domain and endpoints), or in the language of envoyproxy/ratelimit (domain and descriptors)")
 		return
 	}
 	s.native(root, b)
@@ -110,6 +130,9 @@ func (b *builder) add(s *source, at *place, p *Policy) {
 		return
 	}
 	b.set.endpoints[p.Endpoint] = p
+	if _, ok := b.set.dropIns[p.Domain]; ok {
+		s.report(p.Line, at, "the domain "+quote(p.Domain)+" stands in a file of descriptors too", "give one of them another domain")
+	}
 	d, ok := b.set.domains[p.Domain]
 	if !ok {
 		d = &Domain{p.Domain, make(map[string]*Policy)}

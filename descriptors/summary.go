@@ -13,6 +13,7 @@ type FileSummary struct {
 	Domain    string
 	Endpoints int
 	Limits    int      // written in the file, those of tenant replacements included
+	Rules     int      // drop-in: descriptors with a limit, over all files of the domain; then Endpoints and Limits are 0
 	Emergency []string // for each emergency bucket, the bound of what it admits
 }
 
@@ -27,6 +28,11 @@ func (s *Set) Summary() []FileSummary {
 	counted := make(map[*Limit]bool)
 	for _, p := range s.policies {
 		byName[p.File].add(p, counted)
+	}
+	for _, d := range s.dropIns {
+		for _, name := range d.files {
+			byName[name].Domain, byName[name].Rules = d.name, d.rules
+		}
 	}
 	return files
 }
@@ -55,6 +61,9 @@ func (f *FileSummary) add(p *Policy, counted map[*Limit]bool) {
 // String returns the summary as `sentinel-rls validate` prints it.
 func (f FileSummary) String() string {
 	var b strings.Builder
+	if f.Endpoints == 0 {
+		return fmt.Sprintf("%s: domain %s of envoyproxy/ratelimit, %s", f.File, quote(f.Domain), count(f.Rules, "rule"))
+	}
 	fmt.Fprintf(&b, "%s: domain %s, %s, %s", f.File, f.Domain, count(f.Endpoints, "endpoint"), count(f.Limits, "limit"))
 	for _, e := range f.Emergency {
 		b.WriteString("\n  " + e)

@@ -1,0 +1,55 @@
+package descriptors_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/sentinel-rls/sentinel-rls/descriptors"
+)
+
+// manyValues is a drop-in file with that many exact values and 16 patterns on one level.
+func manyValues(values int) descriptors.File {
+	var text strings.Builder
+	text.WriteString("domain: shop\ndescriptors:\n")
+	for i := range 16 {
+		fmt.Fprintf(&text, "  - key: plan\n    value: p%d-*-x\n    rate_limit: {unit: minute, requests_per_unit: 5}\n", i)
+	}
+	for i := range values {
+		fmt.Fprintf(&text, "  - key: plan\n    value: v%d\n    rate_limit:\n      unit: minute\n      requests_per_unit: 10\n", i)
+	}
+	return file("shop.yaml", text.String())
+}
+
+// BenchmarkMatch finds the rule and the key of one descriptor among so many exact values.
+func BenchmarkMatch(b *testing.B) {
+	for _, values := range []int{10, 10_000} {
+		b.Run(fmt.Sprint(values), func(b *testing.B) {
+			set, err := descriptors.Parse([]descriptors.File{manyValues(values)}, dropInOnly)
+			if err != nil {
+				b.Fatal(err)
+			}
+			domain, _ := set.DropIn("shop")
+			requests := make([][]descriptors.Entry, values)
+			for i := range requests {
+				requests[i] = []descriptors.Entry{{Key: "plan", Value: fmt.Sprintf("v%d", i)}}
+			}
+			var m descriptors.Match
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				if !domain.Match(requests[i%values], &m) || m.Key(0) == "" {
+					b.Fatal("no match")
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkLoadDropIn(b *testing.B) {
+	f := manyValues(10_000)
+	for b.Loop() {
+		if _, err := descriptors.Parse([]descriptors.File{f}, dropInOnly); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
