@@ -35,7 +35,7 @@ func (s *looseSource) warn(line int, at *place, problem, hint string) {
 // isDropIn reports whether a file's keys say that it is in the drop-in language. It decides nothing for a file that is
 // broken in a way that either language refuses.
 func (s *source) isDropIn() bool {
-	if !bytes.Contains(s.file.Data, []byte("descriptors")) || len(s.file.Data) > MaxDropInFileBytes {
+	if len(s.file.Data) > MaxDropInFileBytes || !bytes.Contains(s.file.Data, []byte("descriptors")) {
 		return false
 	}
 	loader, err := newLoader(s.file.Data)
