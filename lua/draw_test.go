@@ -122,17 +122,17 @@ func (d draw) bucketState(r algorithms.Rule, now algorithms.Micros, cost int64) 
 	}
 	level = max(0, level)
 	ago := d.span(0, int64(now))
-	switch d.IntN(6) {
-	case 0:
+	switch d.IntN(8) {
+	case 0, 1, 2:
 		ago = d.span(0, 2_000)
-	case 1, 2, 3: // about when the level reaches what is wanted, or full
+	case 3, 4, 5: // about when the level reaches what is wanted, or full
 		v := r.Peek(algorithms.State{Present: true, Level: min(level, full), At: now}, now, min(cost, r.Limit()))
 		wait := v.RetryAfter
 		if d.chance(20) {
 			wait = v.ResetAfter
 		}
 		ago = within(wait.Microseconds()+d.Int64N(400)-200, 0, int64(now))
-	case 4:
+	case 6:
 		ago = -d.ahead()
 	}
 	return algorithms.State{Present: true, Level: level, At: now - algorithms.Micros(ago)}
