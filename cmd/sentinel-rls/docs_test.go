@@ -26,7 +26,7 @@ func document(t *testing.T, name string) string {
 func TestManualListsEveryFlag(t *testing.T) {
 	t.Parallel()
 	flags := map[string]bool{"--help": true}
-	for _, command := range []any{serveCommand{}, validateCommand{}, versionCommand{}} {
+	for _, command := range []any{serveCommand{}, validateCommand{}, healthcheckCommand{}, versionCommand{}} {
 		for field := range reflect.TypeOf(command).Fields() {
 			if _, positional := field.Tag.Lookup("arg"); positional {
 				continue

@@ -37,9 +37,10 @@ func main() {
 
 // commandLine is what can be asked of the program.
 type commandLine struct {
-	Serve    serveCommand    `cmd:"" help:"Answer Envoy. Without configuration: one demo endpoint, limits in memory."`
-	Validate validateCommand `cmd:"" help:"Check policies, and a configuration, without serving them."`
-	Version  versionCommand  `cmd:"" help:"Print the version."`
+	Serve       serveCommand       `cmd:"" help:"Answer Envoy. Without configuration: one demo endpoint, limits in memory."`
+	Validate    validateCommand    `cmd:"" help:"Check policies, and a configuration, without serving them."`
+	Healthcheck healthcheckCommand `cmd:"" help:"Ask a running server for its gRPC health, as containers do."`
+	Version     versionCommand     `cmd:"" help:"Print the version."`
 }
 
 // environment is what a command may use of the world.
