@@ -124,7 +124,7 @@ func sample() *Report {
 			{
 				Name: "rls_redis", Ratio: of(0.7), Floor: 0.5,
 				Bare:  Server{PerSecond: of(40000), P50: of(1500), P99: of(4000), CPU: of(20)},
-				Ours:  Server{PerSecond: of(28000), P50: of(2100), P99: of(4500), CPU: of(25)},
+				Ours:  Server{PerSecond: of(28000), P50: of(2100), P99: of(4500), CPU: of(25), Others: of(0.02)},
 				Store: &StoreIO{CPU: of(10), Scripts: of(1), Commands: of(4)},
 			},
 			{
@@ -179,6 +179,17 @@ func TestReportTable(t *testing.T) {
 	}
 	if got.String() != string(want) {
 		t.Errorf("testdata/report.md differs; got\n%s", &got)
+	}
+}
+
+func TestReportTellsOfOtherWork(t *testing.T) {
+	t.Parallel()
+	r := sample()
+	r.Throughput[1].Bare.Others = Spread{0.05, 0, 0.4}
+	var text bytes.Buffer
+	r.print(&text)
+	if got := text.String(); !strings.Contains(got, "up to 40 % of") || !strings.Contains(got, "That is too much") {
+		t.Errorf("printed\n%s", got)
 	}
 }
 

@@ -32,6 +32,9 @@ func newReport(size Size, store *testserver.Server) *Report {
 // maxOdd is the share of calls that may be denied, late or failed where all were meant to be admitted.
 const maxOdd = 0.001
 
+// maxOthers is the share of the machine that other work may take before the figures are more about it than about us.
+const maxOthers = 0.1
+
 // missed returns one line for each figure that misses its mark.
 func (r *Report) missed() (lines []string) {
 	for _, t := range r.Throughput {
@@ -101,6 +104,14 @@ func (r *Report) printThroughput(w io.Writer) {
 		}, store...), percent(t.Ours.Denied), percent(t.Ours.Lost)))
 	}
 	load.Table(w, rows)
+	others := 0.0
+	for _, t := range r.Throughput {
+		others = max(others, t.Bare.Others.Max, t.Ours.Others.Max)
+	}
+	fmt.Fprintf(w, "\nOther work took up to %.0f %% of the machine's processor time in a window.\n", 100*others)
+	if others > maxOthers {
+		fmt.Fprintln(w, "That is too much: measure again on an idle machine.")
+	}
 }
 
 func (r *Report) printMemory(w io.Writer) {

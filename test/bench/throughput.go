@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
 	"slices"
 	"time"
 
@@ -28,6 +29,7 @@ type Server struct {
 	CPU       Spread `json:"cpu_us_per_call"` // by the kernel's accounting
 	Denied    Spread `json:"denied_share"`    // no: the measure means every call to be admitted
 	Lost      Spread `json:"lost_share"`      // late or failed
+	Others    Spread `json:"others_share"`    // of the machine's processor time, used by what has no part in the measure
 }
 
 // StoreIO is what Redis did for one call.
@@ -155,6 +157,7 @@ func serverOf(windows []window) Server {
 		CPU:       spread(windows, func(w window) float64 { return w.perCall(micros(w.cpu)) }),
 		Denied:    spread(windows, func(w window) float64 { return w.calls.Share(load.Denied) }),
 		Lost:      spread(windows, func(w window) float64 { return w.calls.Share(load.Late) + w.calls.Share(load.Failed) }),
+		Others:    spread(windows, func(w window) float64 { return w.others }),
 	}
 }
 
@@ -166,9 +169,10 @@ type target struct {
 
 // window is one run on one server and what was used for it.
 type window struct {
-	calls *load.Report
-	cpu   time.Duration
-	store load.RedisUsage
+	calls  *load.Report
+	cpu    time.Duration // of the server
+	store  load.RedisUsage
+	others float64 // share of the machine's processor time that went elsewhere
 }
 
 func (w window) perCall(n float64) float64 { return n / float64(max(1, w.calls.Calls())) }
@@ -176,11 +180,7 @@ func (w window) perCall(n float64) float64 { return n / float64(max(1, w.calls.C
 func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
 
 func (b *bench) window(ctx context.Context, t target, ask load.Ask, length time.Duration) (w window, err error) {
-	cpuBefore, err := load.CPU(t.pid)
-	if err != nil {
-		return w, err
-	}
-	storeBefore, err := load.ReadRedisUsage(ctx, b.client)
+	before, err := b.meter(ctx, t)
 	if err != nil {
 		return w, err
 	}
@@ -188,17 +188,43 @@ func (b *bench) window(ctx context.Context, t target, ask load.Ask, length time.
 	if w.calls, err = loop.Run(ctx, t.conns, ask); err != nil {
 		return w, err
 	}
-	if w.cpu, err = load.CPU(t.pid); err != nil {
-		return w, err
-	}
-	w.cpu -= cpuBefore
-	storeAfter, err := load.ReadRedisUsage(ctx, b.client)
+	after, err := b.meter(ctx, t)
 	if err != nil {
 		return w, err
 	}
-	w.store = storeAfter.Sub(storeBefore)
+	w.cpu = after.server - before.server
+	w.store = after.store.Sub(before.store)
+	elsewhere := (after.machine - before.machine) - (after.involved - before.involved)
+	w.others = max(0, float64(elsewhere)/float64(max(1, after.there-before.there)))
 	if w.calls.Answered() == 0 {
 		return w, fmt.Errorf("no call of %d was answered in time: %w", w.calls.Calls(), w.calls.Err())
 	}
 	return w, nil
+}
+
+// meter is what had been used at one moment.
+type meter struct {
+	server   time.Duration
+	involved time.Duration // by the server, Redis and this process together
+	machine  time.Duration // by every process
+	there    time.Duration // and how much there was
+	store    load.RedisUsage
+}
+
+func (b *bench) meter(ctx context.Context, t target) (m meter, err error) {
+	for _, pid := range []int{t.pid, b.store.PID(), os.Getpid()} {
+		cpu, err := load.CPU(pid)
+		if err != nil {
+			return m, err
+		}
+		m.involved += cpu
+		if pid == t.pid {
+			m.server = cpu
+		}
+	}
+	if m.machine, m.there, err = load.MachineCPU(); err != nil {
+		return m, err
+	}
+	m.store, err = load.ReadRedisUsage(ctx, b.client)
+	return m, err
 }

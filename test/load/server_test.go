@@ -77,6 +77,28 @@ func TestParseStat(t *testing.T) {
 	}
 }
 
+func TestParseMachineStat(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		stat      string
+		used, all time.Duration
+		ok        bool
+	}{
+		{"cpu  100 20 30 400 5 6 7 50 9 9\ncpu0 1 2\n", 2 * time.Second, 6180 * time.Millisecond, true},
+		{"cpu  100 20 30 x 5 6 7 50\n", 0, 0, false},
+		{"cpu0 100 20 30 400 5 6 7 50\n", 0, 0, false},
+		{"", 0, 0, false},
+	} {
+		used, all, err := parseMachineStat(tt.stat)
+		if (err == nil) != tt.ok || tt.ok && (used != tt.used || all != tt.all) {
+			t.Errorf("%q: %v of %v, %v, want %v of %v", tt.stat, used, all, err, tt.used, tt.all)
+		}
+	}
+	if used, all, err := MachineCPU(); used <= 0 || used > all || err != nil {
+		t.Errorf("this machine: %v of %v, %v", used, all, err)
+	}
+}
+
 func TestParseRSS(t *testing.T) {
 	t.Parallel()
 	if got, err := parseRSS([]byte("Name:\tx\nVmRSS:\t    1234 kB\nThreads:\t1\n")); got != 1234<<10 || err != nil {

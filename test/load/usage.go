@@ -44,6 +44,38 @@ func parseStat(stat string) (time.Duration, error) {
 	return time.Duration(ticks) * clockTick, nil
 }
 
+// MachineCPU returns the processor time that all processes of the machine have used, stolen time included, and the time
+// that there was, both over all cores.
+func MachineCPU() (used, all time.Duration, err error) {
+	stat, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, 0, fmt.Errorf("reading the machine's processor time: %w", err)
+	}
+	return parseMachineStat(string(stat))
+}
+
+// parseMachineStat reads the first line of proc_stat(5): user, nice, system, idle, iowait, irq, softirq, steal. Interrupts
+// belong to no process.
+func parseMachineStat(stat string) (used, all time.Duration, err error) {
+	line, _, _ := strings.Cut(stat, "\n")
+	fields := strings.Fields(line)
+	const user, system, steal = 1, 3, 8
+	if len(fields) <= steal || fields[0] != "cpu" {
+		return 0, 0, fmt.Errorf("unexpected machine status %q", line)
+	}
+	for i := user; i <= steal; i++ {
+		ticks, err := strconv.ParseInt(fields[i], 10, 64)
+		if err != nil {
+			return 0, 0, fmt.Errorf("unexpected machine status %q: %w", line, err)
+		}
+		all += time.Duration(ticks) * clockTick
+		if i <= system || i == steal {
+			used += time.Duration(ticks) * clockTick
+		}
+	}
+	return used, all, nil
+}
+
 // RSS returns the resident memory of a running process in bytes.
 func RSS(pid int) (int64, error) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
