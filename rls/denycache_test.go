@@ -171,8 +171,8 @@ func TestDenyCacheAsksOnce(t *testing.T) {
 		most int32
 		want int32
 	}{
-		{"never admitted", func(t *testing.T) algorithms.Rule { return bucket(t, 1, 0, 0) }, 12, 1},
-		{"one a second", func(t *testing.T) algorithms.Rule { return bucket(t, 1, 1, 1) }, 25, 10},
+		{"never admitted", func(t *testing.T) algorithms.Rule { return bucket(t, 1, 0, 0) }, 7, 1},
+		{"one a second", func(t *testing.T) algorithms.Rule { return bucket(t, 1, 1, 1) }, 13, 5},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -189,9 +189,9 @@ func TestDenyCacheAsksOnce(t *testing.T) {
 					}
 				}
 				var wg sync.WaitGroup
-				for range 64 {
+				for range 32 {
 					wg.Go(func() {
-						for end := time.Now().Add(9900 * time.Millisecond); time.Now().Before(end); time.Sleep(3 * time.Millisecond) {
+						for end := time.Now().Add(4900 * time.Millisecond); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 							if cache.Decide(t.Context(), []rls.Group{take("k", rule, 1)})[0].Allowed {
 								admitted.Add(1)
 							}
