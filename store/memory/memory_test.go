@@ -200,6 +200,20 @@ func TestReclaims(t *testing.T) {
 	})
 }
 
+// TestDeniedKeepsNothing: a key that was only ever denied, peeked at or refunded has no bucket.
+func TestDeniedKeepsNothing(t *testing.T) {
+	t.Parallel()
+	store := open(t, memory.Config{})
+	rule := bucket(t, 2, 0)
+	allows(t, store, false, take("a", rule, 3))
+	allows(t, store, false, take("b", rule, 1), take("c", rule, 3))
+	allows(t, store, true, peek("d", rule, 2))
+	allows(t, store, true, rls.Take{Key: "e", Rule: rule, Op: algorithms.OpRefund, Cost: 1})
+	if got := store.Buckets(); got != 0 {
+		t.Fatalf("%d buckets, want none", got)
+	}
+}
+
 // TestForgetsAfterAYear: a bucket that never refills is not kept for ever.
 func TestForgetsAfterAYear(t *testing.T) {
 	t.Parallel()

@@ -137,11 +137,13 @@ func TestAbandonedCallIsNeverSent(t *testing.T) {
 		var callers sync.WaitGroup
 		for i := range 100 {
 			callers.Go(func() {
-				ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
-				defer cancel()
+				wait := 50 * time.Millisecond
 				if i%2 == 0 {
-					time.AfterFunc(20*time.Millisecond, cancel) // the caller hangs up
+					wait = plenty
 				}
+				ctx, cancel := context.WithTimeout(context.Background(), wait)
+				defer cancel()
+				time.AfterFunc(100*time.Millisecond, cancel) // who still waits hangs up
 				a := store.Decide(ctx, []rls.Group{take("k", rule), take("l", rule)})
 				for _, a := range a {
 					if !errors.Is(a.Err, rls.ErrTimeout) || !errors.Is(a.Err, redis.ErrNotSent) {
@@ -169,7 +171,9 @@ func TestAbandonedCallIsNeverSent(t *testing.T) {
 func TestSentCallThatIsLate(t *testing.T) {
 	t.Parallel()
 	server := testserver.Start(t, testserver.Redis)
-	store := open(t, redis.Config{URL: server.URL(), Budget: plenty})
+	var seen observer
+	const budget = 20 * time.Second
+	store := open(t, redis.Config{URL: server.URL(), Budget: budget, Observer: &seen})
 	rule := never(t, 10)
 	answers(t, store, take("k", rule))
 	must(t, server.Freeze())
@@ -180,6 +184,11 @@ func TestSentCallThatIsLate(t *testing.T) {
 	}
 	if !errors.Is(a.Err, rls.ErrTimeout) || errors.Is(a.Err, redis.ErrNotSent) {
 		t.Errorf("got %v, want ErrTimeout without ErrNotSent", a.Err)
+	}
+	// When its last caller is gone, the worker does not wait for the rest of the budget.
+	eventually(t, "the round trip is given up", func() bool { return seen.failed.Load() == 1 })
+	if took := time.Since(start); took > budget/2 {
+		t.Errorf("the round trip took %v", took)
 	}
 
 	// Without a deadline the budget holds.
@@ -515,6 +524,56 @@ func TestReadOnlyDropsConnections(t *testing.T) {
 		must(t, client.Do(t.Context(), "replicaof", "no", "one").Err())
 		answers(t, store, take("k", rule))
 	})
+}
+
+// TestScriptMayNotBeLoaded: the error says why, not that the script is unknown.
+func TestScriptMayNotBeLoaded(t *testing.T) {
+	onEach(t, func(t *testing.T, server *testserver.Server) {
+		must(t, raw(t, server).Do(t.Context(), "acl", "setuser", "u", "on", ">secret", "+@all", "-script", "~*").Err())
+		store := open(t, redis.Config{URL: as(t, server, "u", "secret"), Budget: plenty})
+		if a := decide(store, plenty, take("k", never(t, 10))); !errors.Is(a.Err, rls.ErrStore) || !contains(a.Err, "NOPERM") {
+			t.Errorf("got %v, want NOPERM", a.Err)
+		}
+	})
+}
+
+// TestAnswersOfAnotherServer: half an answer counts for those who have theirs and for nobody else, and what the script
+// cannot have said is no answer.
+func TestAnswersOfAnotherServer(t *testing.T) {
+	t.Parallel()
+	good := "+1796050784 906104 1 -\r\n"
+	for name, c := range map[string]struct {
+		says string
+		want [2]error
+		ok   bool // for the breaker
+	}{
+		"answers both":                      {good + good, [2]error{nil, nil}, true},
+		"answers one and closes":            {good, [2]error{nil, rls.ErrUnavailable}, false},
+		"answers half and closes":           {good + good[:10], [2]error{nil, rls.ErrUnavailable}, false},
+		"answers without a status":          {good + "+1796050784 906104\r\n", [2]error{nil, rls.ErrStore}, true},
+		"answers with a number":             {good + ":1\r\n", [2]error{nil, rls.ErrStore}, true},
+		"answers with nothing":              {"$-1\r\n" + good, [2]error{rls.ErrStore, nil}, true},
+		"LUA-04 answers with a short array": {good + "*1\r\n:1\r\n", [2]error{nil, rls.ErrStore}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var seen observer
+			// The handshake is refused, as by a server of old: the store goes on without.
+			store := open(t, redis.Config{URL: "redis://" + listen(t, "-ERR unknown command\r\n", c.says), Budget: plenty, Observer: &seen})
+			ctx, cancel := context.WithTimeout(context.Background(), plenty)
+			defer cancel()
+			rule := never(t, 10)
+			for i, a := range store.Decide(ctx, []rls.Group{take("k", rule), take("l", rule)}) {
+				if !errors.Is(a.Err, c.want[i]) || a.Allowed != (c.want[i] == nil) {
+					t.Errorf("group %d: got %+v, want %v", i, a, c.want[i])
+				}
+			}
+			eventually(t, "the round trip is over", func() bool { return seen.trips.Load() == 1 })
+			if ok := seen.failed.Load() == 0; ok != c.ok {
+				t.Errorf("the breaker was told %v, want %v", ok, c.ok)
+			}
+		})
+	}
 }
 
 // TestStop: what is on its way is answered, what waits is told, what comes later is refused, and nothing is left behind.

@@ -46,7 +46,6 @@ func (s *Store) roundTrip(batch []*call) []*call {
 	start := time.Now()
 	ok := s.exchange(batch, start)
 	took := time.Since(start)
-	ok = ok && took <= s.cfg.Budget
 	report(ok)
 	s.down.Store(!ok)
 	groups := 0
@@ -103,13 +102,17 @@ func (s *Store) pipeline(ctx context.Context, cmds []*redis.Cmd) {
 	}
 	_, err := pipe.Exec(ctx)
 	for _, cmd := range cmds {
-		if cmd.Err() == nil && cmd.Val() == nil { // the server refused the login: the library sets no command's error
+		switch {
+		case cmd.Val() != nil: // answered, also where the library blames it for a connection that broke afterwards
+			cmd.SetErr(nil)
+		case cmd.Err() == nil: // the server refused the login, which the library blames on no command
 			cmd.SetErr(err)
 		}
 	}
 }
 
-// deadline is when a round trip that starts now is given up: when its last caller is gone, but within the budget.
+// deadline is when a round trip that starts now is given up: when its last caller is gone, but within the budget. What
+// comes later counts as no answer.
 func (s *Store) deadline(batch []*call, start time.Time) time.Time {
 	latest := start.Add(min(minRoundTrip, s.cfg.Budget))
 	for _, c := range batch {
