@@ -15,16 +15,21 @@ import (
 	"github.com/sentinel-rls/sentinel-rls/descriptors"
 )
 
+// MaxTotalBytes bounds what all policy files hold together: each look of a Watcher reads them all.
+const MaxTotalBytes = 64 << 20
+
 // Read returns the policy files that paths name: each file, and of each directory its *.yaml, *.yml and *.json, sorted
 // by name. Directories below it and names that begin with a dot are skipped, so that a mounted ConfigMap, whose ..data
 // holds every file once more, reads as what it shows. A file that is named twice is read once.
 //
 // The error joins one line for every path that is missing, unreadable, neither file nor directory, larger than
-// descriptors.MaxFileBytes, or a directory without policy files.
+// descriptors.MaxDropInFileBytes (descriptors.Parse has a smaller bound for native files), or a directory without policy
+// files; or says that all files together hold more than MaxTotalBytes.
 func Read(paths []string) ([]descriptors.File, error) {
 	var files []descriptors.File
 	var problems []error
 	seen := make(map[string]bool)
+	total := 0
 	for _, path := range paths {
 		names, err := expand(filepath.Clean(path))
 		if err != nil {
@@ -39,6 +44,9 @@ func Read(paths []string) ([]descriptors.File, error) {
 			if err != nil {
 				problems = append(problems, err)
 				continue
+			}
+			if total += len(data); total > MaxTotalBytes {
+				return nil, fmt.Errorf("%s: the policy files up to this one hold more than %d bytes together; name fewer", name, MaxTotalBytes)
 			}
 			files = append(files, descriptors.File{Name: name, Data: data})
 		}
@@ -92,12 +100,12 @@ func read(name string) ([]byte, error) {
 	if err != nil {
 		return nil, problem(name, err)
 	}
-	data, err := io.ReadAll(io.LimitReader(f, descriptors.MaxFileBytes+1))
+	data, err := io.ReadAll(io.LimitReader(f, descriptors.MaxDropInFileBytes+1))
 	if err := cmp.Or(err, f.Close()); err != nil {
 		return nil, problem(name, err)
 	}
-	if len(data) > descriptors.MaxFileBytes {
-		return nil, fmt.Errorf("%s: more than %d bytes; split it: one domain may stand in several files", name, descriptors.MaxFileBytes)
+	if len(data) > descriptors.MaxDropInFileBytes {
+		return nil, fmt.Errorf("%s: more than %d bytes; split it: one domain may stand in several files", name, descriptors.MaxDropInFileBytes)
 	}
 	return data, nil
 }

@@ -92,7 +92,7 @@ func TestReadReportsEveryPathInOneLine(t *testing.T) {
 	if err := os.Symlink("nowhere", dangling); err != nil {
 		t.Fatal(err)
 	}
-	large := write(t, filepath.Join(dir, "large.yaml"), strings.Repeat("#", descriptors.MaxFileBytes+1))
+	large := write(t, filepath.Join(dir, "large.yaml"), strings.Repeat("#", descriptors.MaxDropInFileBytes+1))
 	missing := filepath.Join(dir, "missing.yaml")
 
 	files, err := policyfile.Read([]string{missing, empty, pipe, loop, filepath.Dir(dangling), large})
@@ -105,7 +105,7 @@ func TestReadReportsEveryPathInOneLine(t *testing.T) {
 		pipe + ": not a regular file; name a policy file",
 		loop + ": too many levels of symbolic links; check its permissions",
 		dangling + ": no such file or directory; name an existing file or directory",
-		large + ": more than 1048576 bytes; split it: one domain may stand in several files",
+		large + ": more than 8388608 bytes; split it: one domain may stand in several files",
 	}
 	if diff := cmp.Diff(want, strings.Split(err.Error(), "\n")); diff != "" {
 		t.Errorf("problems (-want +got):\n%s", diff)
@@ -129,10 +129,32 @@ func TestReadReportsWhatItMayNotOpen(t *testing.T) {
 
 func TestReadOfALargestFile(t *testing.T) {
 	t.Parallel()
-	path := write(t, filepath.Join(t.TempDir(), "full.yaml"), strings.Repeat("#", descriptors.MaxFileBytes))
+	path := write(t, filepath.Join(t.TempDir(), "full.yaml"), strings.Repeat("#", descriptors.MaxDropInFileBytes))
 	files, err := policyfile.Read([]string{path})
-	if err != nil || len(files) != 1 || len(files[0].Data) != descriptors.MaxFileBytes {
+	if err != nil || len(files) != 1 || len(files[0].Data) != descriptors.MaxDropInFileBytes {
 		t.Errorf("Read = %d files, %v; want the whole file", len(files), err)
+	}
+}
+
+func TestReadOfTooMuchInAll(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for i := range 9 {
+		path := write(t, filepath.Join(dir, string(rune('a'+i))+".yaml"), "")
+		if err := os.Truncate(path, descriptors.MaxDropInFileBytes); err != nil {
+			t.Fatal(err)
+		}
+	}
+	files, err := policyfile.Read([]string{dir})
+	want := filepath.Join(dir, "i.yaml") + ": the policy files up to this one hold more than 67108864 bytes together; name fewer"
+	if files != nil || err == nil || err.Error() != want {
+		t.Errorf("Read = %d files, %v; want %s", len(files), err, want)
+	}
+	if err := os.Remove(filepath.Join(dir, "i.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	if files, err := policyfile.Read([]string{dir}); len(files) != 8 || err != nil {
+		t.Errorf("Read of as much as is allowed = %d files, %v", len(files), err)
 	}
 }
 

@@ -2,8 +2,6 @@ package telemetry
 
 import (
 	"runtime/debug"
-	"sync/atomic"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -57,50 +55,6 @@ func (r *Recorder) WatchLog(w *Writer) {
 		Name: "sentinel_log_lines_lost_total",
 		Help: "Log lines lost because nobody read the log fast enough.",
 	}, func() float64 { return float64(w.Lost()) }))
-}
-
-// Policies describes the active policy set.
-type Policies struct {
-	Hash      string // of the files' content
-	Loaded    time.Time
-	Endpoints int
-}
-
-// PoliciesLoaded shows a new active set. Call it before Engine.Use, which states the emergency bounds anew: those of
-// the set before become 0 here, so that an endpoint that lost its cap does not keep showing one.
-func (r *Recorder) PoliciesLoaded(p Policies) {
-	r.endpoints.Range(func(_, e any) bool {
-		e.(*endpoint).EmergencyBound(0, 0)
-		return true
-	})
-	r.policies.active.Store(&p)
-}
-
-type policiesCollector struct{ active atomic.Pointer[Policies] }
-
-var (
-	policiesInfoDesc = prometheus.NewDesc("sentinel_policies_info",
-		"1, with the hash of the active policy files; replicas with different hashes decide differently.", []string{"hash"}, nil)
-	policiesLoadedDesc = prometheus.NewDesc("sentinel_policies_loaded_timestamp_seconds",
-		"When the active policies were loaded.", nil, nil)
-	policiesEndpointsDesc = prometheus.NewDesc("sentinel_policies_endpoints",
-		"Endpoints of the active policies.", nil, nil)
-)
-
-func (c *policiesCollector) Describe(out chan<- *prometheus.Desc) {
-	out <- policiesInfoDesc
-	out <- policiesLoadedDesc
-	out <- policiesEndpointsDesc
-}
-
-func (c *policiesCollector) Collect(out chan<- prometheus.Metric) {
-	p := c.active.Load()
-	if p == nil {
-		return
-	}
-	out <- prometheus.MustNewConstMetric(policiesInfoDesc, prometheus.GaugeValue, 1, label(p.Hash))
-	out <- prometheus.MustNewConstMetric(policiesLoadedDesc, prometheus.GaugeValue, float64(p.Loaded.UnixMilli())/1000)
-	out <- prometheus.MustNewConstMetric(policiesEndpointsDesc, prometheus.GaugeValue, float64(p.Endpoints))
 }
 
 // RegisterProcess adds the standard metrics of the process and the Go runtime (go_*, process_*) and sentinel_build_info.

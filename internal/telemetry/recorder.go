@@ -49,7 +49,7 @@ var (
 func New(cfg Config) *Recorder {
 	r := &Recorder{metrics: newMetrics(cfg.Registerer), reg: cfg.Registerer, log: cfg.Log}
 	r.denials = newDenialLog(cfg, r.metrics.denialsSuppressed)
-	cfg.Registerer.MustRegister(&r.policies)
+	r.policies.register(cfg.Registerer)
 	return r
 }
 

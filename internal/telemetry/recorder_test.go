@@ -296,6 +296,20 @@ sentinel_breaker_transitions_total{to="open"} 100
 	wantMetrics(t, reg, `sentinel_policies_endpoints 99`, "sentinel_policies_endpoints")
 	wantMetrics(t, reg, `sentinel_emergency_capacity{endpoint_id="orders"} 99`, "sentinel_emergency_capacity")
 
+	// Files that cannot be used are seen until they can.
+	for _, step := range []struct {
+		reload func()
+		stale  string
+	}{{r.PoliciesRefused, "1"}, {r.PoliciesRefused, "1"}, {r.PoliciesUnchanged, "0"}, {r.PoliciesRefused, "1"}, {r.PoliciesReloaded, "0"}} {
+		step.reload()
+		wantMetrics(t, reg, "sentinel_policies_stale "+step.stale, "sentinel_policies_stale")
+	}
+	wantMetrics(t, reg, `
+sentinel_policies_reloads_total{outcome="loaded"} 1
+sentinel_policies_reloads_total{outcome="refused"} 3
+sentinel_policies_reloads_total{outcome="unchanged"} 1
+`, "sentinel_policies_reloads_total")
+
 	// The endpoint is gone from the next set: its counts stay, its cap does not.
 	r.PoliciesLoaded(telemetry.Policies{Hash: "h2", Loaded: time.UnixMilli(0)})
 	wantMetrics(t, reg, `sentinel_emergency_capacity{endpoint_id="orders"} 0`, "sentinel_emergency_capacity")
