@@ -159,6 +159,9 @@ type EntryNames struct {
 	// The anonymous cookie's value.
 	Cookie string `yaml:"cookie"`
 
+	// The Authorization header's value, or the token alone. Read only where jwt.in_descriptors says so.
+	Authorization string `yaml:"authorization"`
+
 	// The client's address or network; the first one present counts.
 	Address []string `yaml:"address"`
 }
@@ -270,21 +273,61 @@ type Breaker struct {
 	Quarantine time.Duration `yaml:"quarantine"`
 }
 
-// JWT is how bearer tokens are verified.
+// JWT is how bearer tokens are verified. Its first settings are those of the only issuer; several issuers stand in a list.
 type JWT struct {
-	// HMAC keys, at most 16. Required as soon as an endpoint has identity tenant_jwt. Several keys let secrets rotate:
-	// add the new one, move the issuer, remove the old one.
+	TokenIssuer
+
+	// Several issuers instead of the one described by the settings above, at most 16, each with these same settings. A
+	// token belongs to the issuer that its iss claim names, whose key it must verify with.
+	Issuers []TokenIssuer `yaml:"issuers"`
+
+	// Verified tokens kept in memory, so that a token is verified once and not at each request, 0 to 1000000; 0: none.
+	// Some 500 bytes each. A kept token is used until it expires or the keys of its issuer change.
+	CacheTokens int `yaml:"cache_tokens"`
+
+	// What the descriptor entry names.entries.authorization means at endpoints with identity tenant_jwt. ignore: nothing.
+	// verify: where it stands, the token in it is verified, and names tenant and user instead of the entries of those
+	// names. require: it must stand there. A bad token, or a missing one that is required, is over the limit with
+	// x-sentinel-reason UNAUTHENTICATED, and nothing is counted. For deployments with the rate limit filter alone.
+	InDescriptors string `yaml:"in_descriptors" enum:"ignore,verify,require"`
+
+	// The protection space that 401 and 403 answers name, as realm in WWW-Authenticate. Visible ASCII and spaces.
+	Realm string `yaml:"realm"`
+
+	// The URL of the API's protected resource metadata (RFC 9728), which 401 and 403 answers name as resource_metadata so
+	// that clients find the authorization server. Empty: none is named.
+	ResourceMetadata string `yaml:"resource_metadata"`
+}
+
+// TokenIssuer is one issuer of tokens.
+type TokenIssuer struct {
+	// What a token's iss claim must be. Empty: not checked, which only the sole issuer may say.
+	Issuer string `yaml:"issuer"`
+
+	// The algorithms that are accepted, of HS256, HS384, HS512, RS256, RS384, RS512, PS256, ES256, ES384, EdDSA. A key
+	// verifies one algorithm: its own, or for a published key without alg the first of these that fits it.
+	Algorithms []string `yaml:"algorithms"`
+
+	// Keys that do not change while the process runs, at most 16. Several keys let them rotate: add the new one, move the
+	// issuer, remove the old one. Every endpoint with identity tenant_jwt needs an issuer with keys, jwks_file or jwks_url.
 	Keys []JWTKey `yaml:"keys"`
 
-	// The algorithms that are accepted: HS256, HS384, HS512. A key never verifies another algorithm than its own.
-	Algorithms []string `yaml:"algorithms"`
+	// A file with a JWK set, looked at every 5 seconds: a key that is removed from it stops working within 10. When it is
+	// unreadable later, the keys that were read stay.
+	JWKSFile string `yaml:"jwks_file" kind:"path"`
+
+	// Where the issuer publishes its JWK set, https:// or http://. It is fetched in the background; while it cannot be,
+	// the keys stay. Nothing vouches for keys that come over http:// from another machine.
+	JWKSURL string `yaml:"jwks_url"`
+
+	// How often jwks_url is fetched, 1m to 24h. A key that the issuer removes stops working within this time and 10s more;
+	// publish a new key this long before you use it. A token that names an unknown key brings the next fetch forward, to
+	// 30s after the last at the earliest.
+	JWKSRefresh time.Duration `yaml:"jwks_refresh"`
 
 	// What a token's aud claim must contain. Empty: not checked. Set it when the issuer serves other services too, or
 	// their tokens work here.
 	Audience string `yaml:"audience"`
-
-	// What a token's iss claim must be. Empty: not checked.
-	Issuer string `yaml:"issuer"`
 
 	// How far clocks may differ when exp, nbf and iat are checked, 0s to 5m.
 	Leeway time.Duration `yaml:"leeway"`
@@ -294,22 +337,59 @@ type JWT struct {
 
 	// The claim that holds the scopes, as one text separated by spaces or as a list.
 	ScopeClaim string `yaml:"scope_claim"`
+
+	// The claim that holds the caller's plan, as text, which dynamic metadata passes on. Empty: none.
+	PlanClaim string `yaml:"plan_claim"`
 }
 
-// JWTKey is one HMAC key.
-type JWTKey struct {
-	// HS256, HS384 or HS512; the only algorithm that this key verifies.
-	Algorithm string `yaml:"alg" enum:"HS256,HS384,HS512"`
+// defaultIssuer is an issuer of which nothing is said. Its algorithms must be.
+func defaultIssuer() TokenIssuer {
+	return TokenIssuer{Leeway: 30 * time.Second, TenantClaim: "sub", ScopeClaim: "scope", JWKSRefresh: 5 * time.Minute}
+}
 
-	// The key id that tokens name as kid. Empty: the key is tried for every token of its algorithm.
+// setDefaults is called for each item of a list before it is read.
+func (t *TokenIssuer) setDefaults() { *t = defaultIssuer() }
+
+// all returns every issuer: those of the list, else the one that jwt itself describes.
+func (j JWT) all() []TokenIssuer {
+	if len(j.Issuers) > 0 {
+		return j.Issuers
+	}
+	return []TokenIssuer{j.TokenIssuer}
+}
+
+// HasKeys reports whether tokens of the issuer can be verified.
+func (t TokenIssuer) HasKeys() bool { return len(t.Keys) > 0 || t.JWKSFile != "" || t.JWKSURL != "" }
+
+// AllIssuers returns the issuers that have keys: those of jwt.issuers, else the one that jwt itself describes.
+func (c Config) AllIssuers() (issuers []TokenIssuer) {
+	for _, t := range c.JWT.all() {
+		if t.HasKeys() {
+			issuers = append(issuers, t)
+		}
+	}
+	return issuers
+}
+
+// JWTKey is one key.
+type JWTKey struct {
+	// The only algorithm that this key verifies.
+	Algorithm string `yaml:"alg" enum:"HS256,HS384,HS512,RS256,RS384,RS512,PS256,ES256,ES384,EdDSA"`
+
+	// The key id that tokens name as kid. Empty: that of the JWK, else the key is tried for every token of its algorithm.
 	KeyID string `yaml:"kid"`
 
-	// A file that holds the secret: at least 32 bytes for HS256, 48 for HS384, 64 for HS512. One newline at the end is
-	// cut off.
+	// For HS256, HS384, HS512: a file that holds the secret, at least 32, 48, 64 bytes. One newline at the end is cut off.
 	SecretFile string `yaml:"secret_file" kind:"path"`
+
+	// For all others: a file that holds the public key, in PEM (PUBLIC KEY) or as a JWK.
+	PublicKeyFile string `yaml:"public_key_file" kind:"path"`
 
 	// Secret is what SecretFile held.
 	Secret Secret `yaml:"-"`
+
+	// PublicKey is what PublicKeyFile held.
+	PublicKey []byte `yaml:"-"`
 }
 
 // Anonymous is the cookie that tells callers apart before they log in.
@@ -375,6 +455,8 @@ type Shutdown struct {
 
 // Default returns the configuration of a process that was told nothing: the memory store, and no policies.
 func Default() Config {
+	jwt := JWT{TokenIssuer: defaultIssuer(), CacheTokens: 32768, InDescriptors: "ignore", Realm: "sentinel"}
+	jwt.Algorithms = []string{"HS256"}
 	return Config{
 		GRPC: GRPC{
 			Address:              ":8081",
@@ -393,11 +475,12 @@ func Default() Config {
 		UnknownDomain:   "ok",
 		Names: Names{
 			Entries: EntryNames{
-				Tenant:     "tenant",
-				EndpointID: "endpoint_id",
-				User:       "user",
-				Cookie:     "cookie",
-				Address:    []string{"remote_address", "masked_remote_address"},
+				Tenant:        "tenant",
+				EndpointID:    "endpoint_id",
+				User:          "user",
+				Cookie:        "cookie",
+				Authorization: "authorization",
+				Address:       []string{"remote_address", "masked_remote_address"},
 			},
 			Metadata: MetadataNames{Namespace: "sentinel", EndpointID: "endpoint_id"},
 			Headers: HeaderNames{
@@ -413,12 +496,7 @@ func Default() Config {
 		Breaker: Breaker{Failures: 5, Quarantine: 30 * time.Second},
 
 		DenyCache: DenyCache{MaxAge: time.Second, MaxBuckets: 65536},
-		JWT: JWT{
-			Algorithms:  []string{"HS256"},
-			Leeway:      30 * time.Second,
-			TenantClaim: "sub",
-			ScopeClaim:  "scope",
-		},
+		JWT:       jwt,
 		Anonymous: Anonymous{
 			CookieName:   "sentinel_anon_id",
 			CookieTTL:    720 * time.Hour,

@@ -97,6 +97,9 @@ func (l *loader) decodeList(v reflect.Value, s spec, n *yaml.Node, path string, 
 	l.set(path, o)
 	list := reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content))
 	for i, item := range n.Content {
+		if d, ok := list.Index(i).Addr().Interface().(interface{ setDefaults() }); ok {
+			d.setDefaults()
+		}
 		l.decode(list.Index(i), s, item, fmt.Sprintf("%s[%d]", path, i), o)
 	}
 	v.Set(list)

@@ -74,7 +74,11 @@ func (l *loader) readVariable(f leaf, name, text string) {
 			l.decodeList(f.value, f.spec, root, f.path, o)
 		}
 	case f.value.Type().Elem().Kind() == reflect.Struct:
-		l.fail(o, f.path, "must be a YAML list", "as [{alg: HS256, secret_file: /run/secrets/hs256}]")
+		example := "[{alg: HS256, secret_file: /run/secrets/hs256}]"
+		if f.value.Type().Elem() == reflect.TypeFor[TokenIssuer]() {
+			example = "[{issuer: https://id.example.com, algorithms: [RS256], jwks_url: https://id.example.com/jwks.json}]"
+		}
+		l.fail(o, f.path, "must be a YAML list", "as "+example)
 	case text == "":
 		l.decodeTexts(f, nil, o)
 	default:

@@ -184,9 +184,14 @@ func (l *loader) readSecrets() {
 	c := &l.cfg
 	c.Admin.Token = l.secret("admin.token_file", c.Admin.TokenFile)
 	c.Redis.Password = l.secret("redis.password_file", c.Redis.PasswordFile)
-	for i := range c.JWT.Keys {
-		k := &c.JWT.Keys[i]
-		k.Secret = l.secret(fmt.Sprintf("jwt.keys[%d].secret_file", i), k.SecretFile)
+	for _, k := range l.tokenKeys() {
+		k.Secret = l.secret(k.path+".secret_file", k.SecretFile)
+		if k.PublicKeyFile != "" {
+			var err error
+			if k.PublicKey, err = readBounded(k.PublicKeyFile, maxSecretBytes); err != nil {
+				l.reject(k.path+".public_key_file", err.Error(), "")
+			}
+		}
 	}
 	for i, file := range c.Anonymous.CookieSecretFiles {
 		s := l.secret(fmt.Sprintf("anonymous.cookie_secret_files[%d]", i), file)

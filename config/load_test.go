@@ -34,6 +34,7 @@ func secretFiles(t testing.TB) (dir string) {
 		"hs512":       strings.Repeat("b", 64),
 		"cookie-new":  strings.Repeat("c", 32) + "\n",
 		"cookie-old":  strings.Repeat("d", 32) + "\n\n",
+		"es256.pem":   "-----BEGIN PUBLIC KEY-----\n",
 	} {
 		writeFile(t, dir, name, content)
 	}
@@ -54,7 +55,7 @@ authz: {domain: shop}
 unknown_endpoint: ok
 unknown_domain: over_limit
 names:
-  entries: {tenant: org, endpoint_id: route, user: person, cookie: anon, address: [addr]}
+  entries: {tenant: org, endpoint_id: route, user: person, cookie: anon, authorization: auth, address: [addr]}
   metadata: {namespace: acme, endpoint_id: route}
   headers: {tenant: x-org, subject: x-person, reason: x-why}
 bounds: {descriptors: 10, entries: 10, key_bytes: 100, value_bytes: 100}
@@ -76,12 +77,21 @@ jwt:
     - {alg: HS256, kid: "1", secret_file: hs256}
     - alg: HS512
       secret_file: hs512
-  algorithms: [HS256, HS512]
+    - {alg: ES256, public_key_file: es256.pem}
+  algorithms: [HS256, HS512, ES256]
+  jwks_file: jwks.json
+  jwks_url: https://issuer.test/jwks
+  jwks_refresh: 10m
   audience: sentinel
   issuer: https://issuer.test
   leeway: 1m
   tenant_claim: org.id
   scope_claim: https://acme.test/scope
+  plan_claim: plan
+  cache_tokens: 100
+  in_descriptors: require
+  realm: shop
+  resource_metadata: https://api.test/.well-known/oauth-protected-resource
 anonymous:
   cookie_name: anon
   cookie_ttl: 24h
@@ -102,6 +112,9 @@ func TestEverySettingFromTheFile(t *testing.T) {
 	}
 	def := Default()
 	for f := range leaves(&c) {
+		if f.path == "jwt.issuers" {
+			continue // stands instead of the settings beside it: TestIssuers
+		}
 		if d, _ := leafAt(&def, f.path); reflect.DeepEqual(d.value.Interface(), f.value.Interface()) {
 			t.Errorf("%s is still %v", f.path, f.value)
 		}
@@ -114,6 +127,7 @@ func TestEverySettingFromTheFile(t *testing.T) {
 		{"the password, with CRLF", c.Redis.Password.Reveal(), "correct horse"},
 		{"the first key's secret", c.JWT.Keys[0].Secret.Reveal(), strings.Repeat("a", 32)},
 		{"the second key's secret", c.JWT.Keys[1].Secret.Reveal(), strings.Repeat("b", 64)},
+		{"a public key", string(c.JWT.Keys[2].PublicKey), "-----BEGIN PUBLIC KEY-----\n"},
 		{"one newline is cut off", c.Anonymous.CookieSecrets[1].Reveal(), strings.Repeat("d", 32) + "\n"},
 	} {
 		if diff := cmp.Diff(tt.want, tt.got); diff != "" {
@@ -138,6 +152,9 @@ func TestEverySettingFromTheEnvironment(t *testing.T) {
 			t.Errorf("%s sets both %s and %s", name, other, f.path)
 		}
 		names[name] = f.path
+		if f.path == "jwt.issuers" {
+			continue
+		}
 		env = append(env, name+"="+envText(f))
 	}
 	got, warnings, err := Load("", env)
@@ -158,7 +175,7 @@ func envText(f leaf) string {
 	case []JWTKey:
 		var items []string
 		for _, k := range v {
-			items = append(items, fmt.Sprintf("{alg: %s, kid: %q, secret_file: %q}", k.Algorithm, k.KeyID, k.SecretFile))
+			items = append(items, fmt.Sprintf("{alg: %s, kid: %q, secret_file: %q, public_key_file: %q}", k.Algorithm, k.KeyID, k.SecretFile, k.PublicKeyFile))
 		}
 		return "[" + strings.Join(items, ", ") + "]"
 	default:
@@ -318,6 +335,13 @@ func TestOutOfRange(t *testing.T) {
 		{"breaker.failures", "0", "must be 1 to 1000, not 0"},
 		{"breaker.quarantine", "1ms", "must be 1s to 1h, not 1ms"},
 		{"jwt.leeway", "6m", "must be 0s to 5m, not 6m0s"},
+		{"jwt.cache_tokens", "-1", "must be 0 to 1000000, not -1"},
+		{"jwt.in_descriptors", "off", `must be one of ignore, verify, require, not "off"`},
+		{"jwt.realm", "a\u00e9", "must be visible ASCII and spaces (as sentinel)"},
+		{"jwt.resource_metadata", "api.test", "must be a URL that starts with https:// or http:// (as https://api.example.com/.well-known/oauth-protected-resource)"},
+		{"jwt.resource_metadata", "https://api.test/a\"b", "must be a URL that starts with https:// or http:// (as https://api.example.com/.well-known/oauth-protected-resource)"},
+		{"jwt.jwks_refresh", "1s", "must be 1m to 24h, not 1s"},
+		{"jwt.plan_claim", "a..b", `has an empty part: "a..b" (as sub or org.id)`},
 		{"jwt.tenant_claim", "", "must have 1 to 256 bytes"},
 		{"jwt.tenant_claim", "org..id", `has an empty part: "org..id" (as sub or org.id)`},
 		{"jwt.scope_claim", "a.b.c.d.e.f.g.h.i", "has more than 8 parts"},
@@ -360,14 +384,24 @@ func TestListsOutOfRange(t *testing.T) {
 		return strings.Join(items, ", ")
 	}
 	for _, tt := range []struct{ name, file, want string }{
-		{"no algorithms", "jwt: {algorithms: []}", "jwt.algorithms: is empty (list the algorithms of jwt.keys)"},
-		{"none", "jwt: {algorithms: [none]}", `jwt.algorithms[0]: must be one of HS256, HS384, HS512, not "none"`},
-		{"RS256, which is not implemented", "jwt: {algorithms: [HS256, RS256]}", `jwt.algorithms[1]: must be one of HS256, HS384, HS512, not "RS256" (did you mean HS256?)`},
+		{"no algorithms", "jwt: {algorithms: []}", "jwt.algorithms: is empty (list the algorithms of its keys, as [RS256])"},
+		{"none", "jwt: {algorithms: [none]}", `jwt.algorithms[0]: must be one of HS256, HS384, HS512, RS256, RS384, RS512, PS256, ES256, ES384, EdDSA, not "none"`},
+		{"one that is not implemented", "jwt: {algorithms: [HS256, ES512]}", `jwt.algorithms[1]: must be one of HS256, HS384, HS512, RS256, RS384, RS512, PS256, ES256, ES384, EdDSA, not "ES512" (did you mean HS512?)`},
 		{"an algorithm twice", "jwt: {algorithms: [HS256, HS256]}", "jwt.algorithms[1]: HS256 is listed twice (keep one)"},
-		{"a key whose algorithm is not allowed", "jwt: {keys: [{alg: HS512, secret_file: hs512}]}", "jwt.keys[0].alg: HS512 is not in jwt.algorithms (add it there, or no token of this key is accepted)"},
-		{"a key without algorithm", "jwt: {keys: [{secret_file: hs256}]}", "jwt.keys[0].alg: is missing (HS256, HS384 or HS512)"},
+		{"a key whose algorithm is not allowed", "jwt: {keys: [{alg: HS512, secret_file: hs512}]}", "jwt.keys[0].alg: HS512 is not among the issuer's algorithms (add it there, or no token of this key is accepted)"},
+		{"a key without algorithm", "jwt: {keys: [{secret_file: hs256}]}", "jwt.keys[0].alg: is missing (as HS256 or RS256)"},
 		{"a kid twice", "jwt: {keys: [{alg: HS256, kid: a, secret_file: hs256}, {alg: HS256, kid: a, secret_file: cookie-new}]}", `jwt.keys[1].kid: another HS256 key has the kid "a" (a kid names one key)`},
 		{"a long kid", "jwt: {keys: [{alg: HS256, kid: " + strings.Repeat("k", 257) + ", secret_file: hs256}]}", "jwt.keys[0].kid: has more than 256 bytes"},
+		{"a secret for RS256", "jwt: {algorithms: [RS256], keys: [{alg: RS256, secret_file: hs256}]}", "jwt.keys[0].secret_file: is set for RS256 (name the public key's file in public_key_file)"},
+		{"RS256 without a public key", "jwt: {algorithms: [RS256], keys: [{alg: RS256}]}", "jwt.keys[0].public_key_file: is missing (name the file that holds the public key, in PEM or as a JWK)"},
+		{"a public key for HS256", "jwt: {keys: [{alg: HS256, secret_file: hs256, public_key_file: es256.pem}]}", "jwt.keys[0].public_key_file: is set for HS256 (name the secret's file in secret_file)"},
+		{"a JWK set for secrets", "jwt: {jwks_url: 'https://id.test'}", "jwt.algorithms: has no algorithm for the keys of a JWK set (a set holds public keys only: list the algorithm that the issuer signs with, as [RS256])"},
+		{"an issuer beside issuers", "jwt: {audience: a, issuers: [{issuer: b, algorithms: [RS256], jwks_url: 'https://b.test'}]}", "jwt: describes an issuer of its own beside jwt.issuers (move issuer, audience, keys, jwks_file and jwks_url into an item of jwt.issuers)"},
+		{"an issuer without keys", "jwt: {issuers: [{issuer: b, algorithms: [RS256]}]}", "jwt.issuers[0]: has no keys (list keys, or set jwks_file or jwks_url)"},
+		{"an issuer without algorithms", "jwt: {issuers: [{issuer: b, jwks_url: 'https://b.test'}]}", "jwt.issuers[0].algorithms: is empty (list the algorithms of its keys, as [RS256])"},
+		{"an issuer without a name beside another", "jwt: {issuers: [{issuer: b, algorithms: [RS256], jwks_url: 'https://b.test'}, {algorithms: [RS256], jwks_url: 'https://b.test'}]}", "jwt.issuers[1].issuer: is missing (where there are several issuers, each names its own)"},
+		{"an issuer twice", "jwt: {issuers: [{issuer: b, algorithms: [RS256], jwks_url: 'https://b.test'}, {issuer: b, algorithms: [RS256], jwks_url: 'https://c.test'}]}", `jwt.issuers[1].issuer: "b" is listed twice (keep one)`},
+		{"17 issuers", "jwt: {issuers: [" + many(17, "{issuer: i%d, algorithms: [RS256], jwks_url: 'https://b.test'}") + "]}", "jwt.issuers: has more than 16 issuers"},
 		{"17 keys", "jwt: {keys: [" + many(17, "{alg: HS256, kid: k%d, secret_file: hs256}") + "]}", "jwt.keys: has more than 16 keys"},
 		{"9 cookie secrets", "anonymous: {cookie_secret_files: [" + many(9, "c%d") + "]}", "anonymous.cookie_secret_files: names more than 8 files"},
 		{"an empty file name", "anonymous: {cookie_secret_files: ['']}", "anonymous.cookie_secret_files[0]: is empty (name the file that holds the secret)"},
@@ -554,6 +588,52 @@ func TestParseNetwork(t *testing.T) {
 		p, err := ParseNetwork(tt.text)
 		if (err == nil) != (tt.want != "") || err == nil && p != netip.MustParsePrefix(tt.want) {
 			t.Errorf("%q: got %v, %v; want %q", tt.text, p, err, tt.want)
+		}
+	}
+}
+
+// TestIssuers: each item of the list has the defaults of an issuer, and paths, secrets and keys of its own.
+func TestIssuers(t *testing.T) {
+	t.Parallel()
+	dir := secretFiles(t)
+	c, _, err := Load(writeFile(t, dir, "sentinel.yaml", `jwt:
+  issuers:
+    - issuer: https://a.test
+      algorithms: [HS256]
+      keys: [{alg: HS256, secret_file: hs256}]
+    - {issuer: "https://b.test", algorithms: [RS256, ES256], jwks_url: "https://b.test/jwks", leeway: 0s, tenant_claim: org.id}
+`), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := defaultIssuer(), defaultIssuer()
+	a.Issuer, a.Algorithms = "https://a.test", []string{"HS256"}
+	a.Keys = []JWTKey{{Algorithm: "HS256", SecretFile: filepath.Join(dir, "hs256"), Secret: NewSecret(strings.Repeat("a", 32))}}
+	b.Issuer, b.Algorithms, b.JWKSURL = "https://b.test", []string{"RS256", "ES256"}, "https://b.test/jwks"
+	b.Leeway, b.TenantClaim = 0, "org.id"
+	if diff := cmp.Diff([]TokenIssuer{a, b}, c.AllIssuers(), cmp.Transformer("reveal", Secret.Reveal)); diff != "" {
+		t.Error(diff)
+	}
+	if err := c.CheckIdentities(true, false); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestWebURLs(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ url, want string }{
+		{"https://id.test/jwks?tenant=a", ""},
+		{"http://127.0.0.1:8080/jwks", ""},
+		{"file:///etc/passwd", "must be a URL"},
+		{"https:///jwks", "must be a URL"},
+		{"https://id.test/ jwks", "must be a URL"},
+		{"https://id.test/#fragment", "must be a URL"},
+		{"https://user:hunter2@id.test/jwks", "holds a user or a password"},
+	} {
+		_, _, err := Load("", nil, Override{Flag: "--x", Path: "jwt.jwks_url", Values: []string{tt.url}},
+			Override{Flag: "--y", Path: "jwt.algorithms", Values: []string{"RS256"}})
+		if got := fmt.Sprint(err); tt.want == "" && err != nil || !strings.Contains(got, tt.want) || strings.Contains(got, "hunter2") {
+			t.Errorf("%s: got %v, want %q", tt.url, err, tt.want)
 		}
 	}
 }

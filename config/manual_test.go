@@ -71,6 +71,10 @@ type manualWriter struct {
 func (m *manualWriter) section(t *testing.T, v reflect.Value, path string, level int) {
 	t.Helper()
 	for f, field := range v.Fields() {
+		if f.Anonymous {
+			m.section(t, field, path, level)
+			continue
+		}
 		s := specOf(f)
 		if s.key == "" {
 			continue
@@ -133,6 +137,9 @@ func fieldDocs(t *testing.T) map[string]string {
 				continue
 			}
 			for _, f := range typ.Type.(*ast.StructType).Fields.List {
+				if len(f.Names) == 0 {
+					continue // embedded: its own fields are documented
+				}
 				docs[typ.Name.Name+"."+f.Names[0].Name] = strings.Join(strings.Fields(f.Doc.Text()), " ")
 			}
 		}

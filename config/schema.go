@@ -20,6 +20,12 @@ func leaves(c *Config) iter.Seq[leaf] {
 
 func walk(v reflect.Value, path string, yield func(leaf) bool) bool {
 	for f, field := range v.Fields() {
+		if f.Anonymous {
+			if !walk(field, path, yield) {
+				return false
+			}
+			continue
+		}
 		s := specOf(f)
 		if s.key == "" {
 			continue
@@ -45,9 +51,14 @@ func leafAt(c *Config, path string) (leaf, bool) {
 	return leaf{}, false
 }
 
-// fieldByKey returns the field of struct v that the YAML key sets.
+// fieldByKey returns the field of struct v that the YAML key sets. Fields of an embedded struct stand beside v's own.
 func fieldByKey(v reflect.Value, key string) (reflect.Value, spec, bool) {
 	for f, field := range v.Fields() {
+		if f.Anonymous {
+			if inner, s, ok := fieldByKey(field, key); ok {
+				return inner, s, true
+			}
+		}
 		if s := specOf(f); s.key != "" && s.key == key {
 			return field, s, true
 		}
@@ -65,12 +76,7 @@ func join(path, key string) string {
 // hintForKey names the setting that an unknown key of the struct t probably meant: a similar key beside it, a longer one
 // (password_file for password), or the same key elsewhere.
 func (l *loader) hintForKey(t reflect.Type, path, key string) string {
-	var siblings []string
-	for f := range t.Fields() {
-		if s := specOf(f); s.key != "" {
-			siblings = append(siblings, s.key)
-		}
-	}
+	siblings := keysOf(t)
 	if near := nearest(key, siblings); near != "" {
 		return "did you mean " + join(path, near) + "?"
 	}
@@ -85,6 +91,18 @@ func (l *loader) hintForKey(t reflect.Type, path, key string) string {
 		}
 	}
 	return "known here: " + strings.Join(siblings, ", ")
+}
+
+// keysOf returns the keys that set fields of the struct t.
+func keysOf(t reflect.Type) (keys []string) {
+	for f := range t.Fields() {
+		if f.Anonymous {
+			keys = append(keys, keysOf(f.Type)...)
+		} else if s := specOf(f); s.key != "" {
+			keys = append(keys, s.key)
+		}
+	}
+	return keys
 }
 
 func didYouMean(text string, known []string) string {

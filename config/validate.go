@@ -17,11 +17,16 @@ import (
 // Bounds that the doc comments state.
 const (
 	maxJWTKeys       = 16
+	maxIssuers       = 16
+	maxCacheTokens   = 1_000_000
 	maxCookieSecrets = 8
 	minCookieSecret  = 32
 	minAdminToken    = 16
 	maxNameBytes     = 256
 )
+
+// tokenAlgorithms are the algorithms of tokens, as package identity implements them.
+var tokenAlgorithms = []string{"HS256", "HS384", "HS512", "RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA"}
 
 // secretBytes is the least that an HMAC secret must have, by algorithm.
 var secretBytes = map[string]int{"HS256": 32, "HS384": 48, "HS512": 64}
@@ -106,8 +111,10 @@ func (l *loader) text(path, v string) {
 
 func (l *loader) validateNames() {
 	e := l.cfg.Names.Entries
-	entries := []string{e.Tenant, e.EndpointID, e.User, e.Cookie}
-	paths := []string{"names.entries.tenant", "names.entries.endpoint_id", "names.entries.user", "names.entries.cookie"}
+	entries := []string{e.Tenant, e.EndpointID, e.User, e.Cookie, e.Authorization}
+	paths := []string{
+		"names.entries.tenant", "names.entries.endpoint_id", "names.entries.user", "names.entries.cookie", "names.entries.authorization",
+	}
 	for i, a := range e.Address {
 		entries = append(entries, a)
 		paths = append(paths, fmt.Sprintf("names.entries.address[%d]", i))
@@ -182,32 +189,103 @@ func (l *loader) redisURL(text string) {
 
 func (l *loader) validateJWT() {
 	j := &l.cfg.JWT
-	l.check(len(j.Keys) <= maxJWTKeys, "jwt.keys", fmt.Sprintf("has more than %d keys", maxJWTKeys), "")
-	l.check(len(j.Algorithms) > 0, "jwt.algorithms", "is empty", "list the algorithms of jwt.keys")
-	implemented := []string{"HS256", "HS384", "HS512"}
-	for i, alg := range j.Algorithms {
-		path := fmt.Sprintf("jwt.algorithms[%d]", i)
-		l.check(slices.Contains(implemented, alg), path,
-			fmt.Sprintf("must be one of %s, not %q", strings.Join(implemented, ", "), clip(alg)), didYouMean(strings.ToUpper(alg), implemented))
-		l.check(slices.Index(j.Algorithms, alg) == i, path, alg+" is listed twice", "keep one")
+	l.check(len(j.Issuers) <= maxIssuers, "jwt.issuers", fmt.Sprintf("has more than %d issuers", maxIssuers), "")
+	l.within("jwt.cache_tokens", j.CacheTokens, 0, maxCacheTokens)
+	l.check(j.Realm != "" && len(j.Realm) <= maxNameBytes && !strings.ContainsFunc(j.Realm, func(r rune) bool { return r < ' ' || r > '~' }),
+		"jwt.realm", "must be visible ASCII and spaces", "as sentinel")
+	if j.ResourceMetadata != "" {
+		l.webURL("jwt.resource_metadata", j.ResourceMetadata, "as https://api.example.com/.well-known/oauth-protected-resource")
 	}
-	for i, k := range j.Keys {
-		l.validateKey(fmt.Sprintf("jwt.keys[%d]", i), k, j.Keys[:i])
+	if len(j.Issuers) == 0 {
+		l.validateIssuer("jwt", &j.TokenIssuer)
+		return
 	}
-	l.lasts("jwt.leeway", j.Leeway, 0, 5*time.Minute)
-	l.claim("jwt.tenant_claim", j.TenantClaim)
-	l.claim("jwt.scope_claim", j.ScopeClaim)
+	alone := j.TokenIssuer
+	l.check(!alone.HasKeys() && alone.Issuer == "" && alone.Audience == "", "jwt",
+		"describes an issuer of its own beside jwt.issuers", "move issuer, audience, keys, jwks_file and jwks_url into an item of jwt.issuers")
+	for i := range j.Issuers {
+		path := fmt.Sprintf("jwt.issuers[%d]", i)
+		t := &j.Issuers[i]
+		l.check(t.Issuer != "" || len(j.Issuers) == 1, path+".issuer", "is missing", "where there are several issuers, each names its own")
+		twin := func(e TokenIssuer) bool { return e.Issuer == t.Issuer && t.Issuer != "" }
+		l.check(!slices.ContainsFunc(j.Issuers[:i], twin), path+".issuer", fmt.Sprintf("%q is listed twice", clip(t.Issuer)), "keep one")
+		l.check(t.HasKeys(), path, "has no keys", "list keys, or set jwks_file or jwks_url")
+		l.validateIssuer(path, t)
+	}
 }
 
-func (l *loader) validateKey(path string, k JWTKey, earlier []JWTKey) {
-	l.check(k.Algorithm != "", path+".alg", "is missing", "HS256, HS384 or HS512")
-	l.check(k.Algorithm == "" || slices.Contains(l.cfg.JWT.Algorithms, k.Algorithm), path+".alg",
-		k.Algorithm+" is not in jwt.algorithms", "add it there, or no token of this key is accepted")
+func (l *loader) validateIssuer(path string, t *TokenIssuer) {
+	l.check(len(t.Keys) <= maxJWTKeys, path+".keys", fmt.Sprintf("has more than %d keys", maxJWTKeys), "")
+	l.check(len(t.Algorithms) > 0, path+".algorithms", "is empty", "list the algorithms of its keys, as [RS256]")
+	published := false // an algorithm whose keys are public
+	for i, alg := range t.Algorithms {
+		item := fmt.Sprintf("%s.algorithms[%d]", path, i)
+		l.check(slices.Contains(tokenAlgorithms, alg), item, fmt.Sprintf("must be one of %s, not %q", strings.Join(tokenAlgorithms, ", "), clip(alg)),
+			didYouMean(alg, tokenAlgorithms))
+		l.check(slices.Index(t.Algorithms, alg) == i, item, alg+" is listed twice", "keep one")
+		published = published || secretBytes[alg] == 0
+	}
+	for i, k := range t.Keys {
+		l.validateKey(fmt.Sprintf("%s.keys[%d]", path, i), k, t.Algorithms, t.Keys[:i])
+	}
+	l.check(t.JWKSFile == "" && t.JWKSURL == "" || published, path+".algorithms", "has no algorithm for the keys of a JWK set",
+		"a set holds public keys only: list the algorithm that the issuer signs with, as [RS256]")
+	if t.JWKSURL != "" {
+		l.webURL(path+".jwks_url", t.JWKSURL, "as https://id.example.com/.well-known/jwks.json")
+	}
+	l.lasts(path+".jwks_refresh", t.JWKSRefresh, time.Minute, 24*time.Hour)
+	l.lasts(path+".leeway", t.Leeway, 0, 5*time.Minute)
+	l.claim(path+".tenant_claim", t.TenantClaim)
+	l.claim(path+".scope_claim", t.ScopeClaim)
+	if t.PlanClaim != "" {
+		l.claim(path+".plan_claim", t.PlanClaim)
+	}
+}
+
+// webURL checks a URL that is fetched or shown.
+func (l *loader) webURL(path, v, hint string) {
+	u, err := url.Parse(v)
+	ok := err == nil && (u.Scheme == "https" || u.Scheme == "http") && u.Host != "" && u.Fragment == "" &&
+		!strings.ContainsFunc(v, func(r rune) bool { return r <= ' ' || r > '~' || r == '"' || r == '\\' })
+	l.check(ok, path, "must be a URL that starts with https:// or http://", hint)
+	l.check(!ok || u.User == nil, path, "holds a user or a password", "remove them")
+}
+
+func (l *loader) validateKey(path string, k JWTKey, algorithms []string, earlier []JWTKey) {
+	l.check(k.Algorithm != "", path+".alg", "is missing", "as HS256 or RS256")
+	l.check(k.Algorithm == "" || slices.Contains(algorithms, k.Algorithm), path+".alg",
+		k.Algorithm+" is not among the issuer's algorithms", "add it there, or no token of this key is accepted")
 	l.check(len(k.KeyID) <= maxNameBytes, path+".kid", fmt.Sprintf("has more than %d bytes", maxNameBytes), "")
-	l.check(k.SecretFile != "", path+".secret_file", "is missing", "name the file that holds the secret")
+	if secretBytes[k.Algorithm] > 0 || k.Algorithm == "" {
+		l.check(k.SecretFile != "" || k.Algorithm == "", path+".secret_file", "is missing", "name the file that holds the secret")
+		l.check(k.PublicKeyFile == "" || k.Algorithm == "", path+".public_key_file", "is set for "+k.Algorithm, "name the secret's file in secret_file")
+	} else {
+		l.check(k.PublicKeyFile != "", path+".public_key_file", "is missing", "name the file that holds the public key, in PEM or as a JWK")
+		l.check(k.SecretFile == "", path+".secret_file", "is set for "+k.Algorithm, "name the public key's file in public_key_file")
+	}
 	twin := func(e JWTKey) bool { return e.KeyID == k.KeyID && e.Algorithm == k.Algorithm && k.KeyID != "" }
 	l.check(!slices.ContainsFunc(earlier, twin), path+".kid",
 		fmt.Sprintf("another %s key has the kid %q", k.Algorithm, clip(k.KeyID)), "a kid names one key")
+}
+
+// placedKey is a key of the configuration and its path.
+type placedKey struct {
+	*JWTKey
+	path string
+}
+
+// tokenKeys returns the keys of every issuer.
+func (l *loader) tokenKeys() (keys []placedKey) {
+	add := func(path string, t *TokenIssuer) {
+		for i := range t.Keys {
+			keys = append(keys, placedKey{&t.Keys[i], fmt.Sprintf("%s.keys[%d]", path, i)})
+		}
+	}
+	add("jwt", &l.cfg.JWT.TokenIssuer)
+	for i := range l.cfg.JWT.Issuers {
+		add(fmt.Sprintf("jwt.issuers[%d]", i), &l.cfg.JWT.Issuers[i])
+	}
+	return keys
 }
 
 // claim checks the name of a claim, a path by dots unless it holds ://.
@@ -290,8 +368,8 @@ func (l *loader) validateSecrets() {
 		}
 		owner[s.Reveal()] = path
 	}
-	for i, k := range c.JWT.Keys {
-		path := fmt.Sprintf("jwt.keys[%d].secret_file", i)
+	for _, k := range l.tokenKeys() {
+		path := k.path + ".secret_file"
 		long(path, k.Secret, secretBytes[k.Algorithm])
 		l.check(!strings.HasPrefix(strings.TrimSpace(k.Secret.Reveal()), "-----BEGIN "), path,
 			"holds a PEM block, which is no HMAC secret", "whoever has that public key could sign tokens")
@@ -312,8 +390,9 @@ func (c Config) CheckIdentities(tokens, anonymous bool) error {
 	add := func(path, text, hint string) {
 		problems = append(problems, &Problem{Path: path, Text: text, Hint: hint})
 	}
-	if tokens && len(c.JWT.Keys) == 0 {
-		add("jwt.keys", "is required: an endpoint has identity tenant_jwt", "list {alg, kid, secret_file} of the issuer of your tokens")
+	if tokens && len(c.AllIssuers()) == 0 {
+		add("jwt.keys", "is required: an endpoint has identity tenant_jwt",
+			"list {alg, kid, secret_file} of the issuer of your tokens, or set jwks_url, or list several issuers in jwt.issuers")
 	}
 	if anonymous && len(c.Anonymous.CookieSecretFiles) == 0 {
 		add("anonymous.cookie_secret_files", "is required: an endpoint has identity anonymous",

@@ -22,7 +22,7 @@ type authorizationService struct {
 
 	engine           Engine
 	names            *Names
-	realm            string // quoted
+	challenges       challenges
 	rateLimitHeaders bool
 }
 
@@ -145,7 +145,7 @@ func (s *authorizationService) denied(r *rls.CheckResult, why refusal, isGRPC bo
 	if r.RetryAfter > 0 {
 		headers = append(headers, overwrite(headerRetryAfter, decimal(seconds(r.RetryAfter))))
 	}
-	if challenge := s.challenge(r); challenge != "" {
+	if challenge := s.challenges.of(r); challenge != "" {
 		headers = append(headers, overwrite(headerWWWAuthenticate, challenge))
 	}
 	if why.http == typev3.StatusCode_TooManyRequests {
@@ -160,24 +160,47 @@ func (s *authorizationService) denied(r *rls.CheckResult, why refusal, isGRPC bo
 	return &authv3.DeniedHttpResponse{
 		Status:  &typev3.HttpStatus{Code: why.http},
 		Headers: headers,
-		Body:    string(document(&r.Result, why)),
+		Body:    string(document(&r.Result, why, scopeText(r))),
 	}
 }
 
-// challenge returns the WWW-Authenticate value of RFC 6750 section 3, empty for other refusals. It names an error only
-// when there was a credential, and never which.
-func (s *authorizationService) challenge(r *rls.CheckResult) string {
-	bearer := "Bearer realm=" + s.realm
+// challenges are the WWW-Authenticate values of RFC 6750 section 3 and RFC 9728 section 5.1. An error is named only when
+// there was a credential, and never which check refused it.
+type challenges struct {
+	missing, invalid string
+	scope            string // up to the scopes
+	end              string // what follows them
+}
+
+func newChallenges(realm, resourceMetadata string) challenges {
+	bearer := "Bearer realm=" + quoted(realm)
+	var metadata string
+	if resourceMetadata != "" {
+		metadata = ", resource_metadata=" + quoted(resourceMetadata)
+	}
+	return challenges{
+		missing: bearer + metadata,
+		invalid: bearer + `, error="invalid_token"` + metadata,
+		scope:   bearer + `, error="insufficient_scope", scope=`,
+		end:     metadata,
+	}
+}
+
+// of returns the challenge of a refusal; empty when no credential would help.
+func (c *challenges) of(r *rls.CheckResult) string {
 	switch {
 	case r.Reason == rls.InsufficientScope:
-		return bearer + `, error="insufficient_scope", scope=` + quoted(strings.Join(r.RequiredScopes, " "))
+		return c.scope + quoted(scopeText(r)) + c.end
 	case r.Reason == rls.Unauthenticated && r.InvalidToken:
-		return bearer + `, error="invalid_token"`
+		return c.invalid
 	case r.Reason == rls.Unauthenticated:
-		return bearer
+		return c.missing
 	}
 	return ""
 }
+
+// scopeText returns the scopes that an endpoint asks, as RFC 6750 writes them.
+func scopeText(r *rls.CheckResult) string { return strings.Join(r.RequiredScopes, " ") }
 
 // limits returns the RateLimit headers (draft-polli-ratelimit-headers-03: delta seconds) of the limit that speaks. Reset
 // says when the bucket is as if untouched; when the next request fits is Retry-After's to say.
@@ -204,7 +227,7 @@ func (s *authorizationService) limits(r *rls.CheckResult) []*corev3.HeaderValueO
 // strings, since Envoy's descriptors take nothing else; what is unknown is left out, so that a default_value applies.
 func (s *authorizationService) metadata(r *rls.CheckResult) *structpb.Struct {
 	names := &s.names.Metadata
-	fields := make(map[string]*structpb.Value, 6)
+	fields := make(map[string]*structpb.Value, 7)
 	set := func(key, value string) {
 		if value != "" {
 			fields[key] = structpb.NewStringValue(strings.ToValidUTF8(value, "\uFFFD"))
@@ -212,6 +235,7 @@ func (s *authorizationService) metadata(r *rls.CheckResult) *structpb.Struct {
 	}
 	set(names.Tenant, r.Identity.Tenant)
 	set(names.Subject, r.Identity.Subject)
+	set(names.Plan, r.Identity.Plan)
 	set(names.EndpointID, r.EndpointID)
 	set(names.DecisionID, r.DecisionID)
 	set(names.Reason, string(r.Reason))

@@ -24,7 +24,7 @@ import (
 
 func newAuthorizationService() *authorizationService {
 	names := Names{}.withDefaults()
-	return &authorizationService{names: &names, realm: quoted("sentinel"), rateLimitHeaders: true}
+	return &authorizationService{names: &names, challenges: newChallenges("sentinel", ""), rateLimitHeaders: true}
 }
 
 func httpRequest(headers map[string]string, raw ...*corev3.HeaderValue) *authv3.CheckRequest {
@@ -198,7 +198,7 @@ func TestConfiguredNames(t *testing.T) {
 		TenantHeader: "X-Tenant", SubjectHeader: "x-user", ReasonHeader: "x-why",
 		Metadata: MetadataNames{Tenant: "t", Subject: "s", EndpointID: "e", DecisionID: "d", Reason: "r", Policy: "p"},
 	}.withDefaults()
-	s := &authorizationService{names: &names, realm: quoted("sentinel")}
+	s := &authorizationService{names: &names, challenges: newChallenges("sentinel", "")}
 	q, _ := s.checkRequest(&authv3.CheckRequest{Attributes: &authv3.AttributeContext{
 		RouteMetadataContext: &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{
 			"acme": {Fields: map[string]*structpb.Value{"route": structpb.NewStringValue("orders")}},

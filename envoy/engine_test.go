@@ -67,12 +67,13 @@ func realEngine(t testing.TB) (*rls.Engine, *prometheus.Registry, *telemetry.Rec
 	}
 	set, err := descriptors.Parse([]descriptors.File{{Name: "shop.yaml", Data: []byte(policies)}}, descriptors.Options{})
 	fatal(err)
+	key, err := identity.NewHMACKey("HS256", "k", identity.Secret(hmacSecret))
+	fatal(err)
+	keys, err := identity.NewKeys(key)
+	fatal(err)
 	identities, err := identity.New(identity.Config{
-		Tokens: identity.TokenConfig{
-			Keys:       []identity.HMACKey{{Algorithm: "HS256", KeyID: "k", Secret: hmacSecret}},
-			Algorithms: []string{"HS256"},
-		},
-		Cookie: identity.CookieConfig{Secrets: []identity.Secret{identity.Secret("fedcba9876543210fedcba9876543210")}},
+		Issuers: []identity.Issuer{{Keys: []identity.KeySource{keys}, Algorithms: []string{"HS256"}}},
+		Cookie:  identity.CookieConfig{Secrets: []identity.Secret{identity.Secret("fedcba9876543210fedcba9876543210")}},
 	})
 	fatal(err)
 	store, err := memory.New(memory.Config{MaxBuckets: 10_000})

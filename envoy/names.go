@@ -27,6 +27,7 @@ type Names struct {
 type MetadataNames struct {
 	Tenant     string // tenant
 	Subject    string // subject
+	Plan       string // plan
 	EndpointID string // endpoint_id
 	DecisionID string // decision_id
 	Reason     string // reason
@@ -44,6 +45,7 @@ func (n Names) withDefaults() Names {
 		Metadata: MetadataNames{
 			Tenant:     cmp.Or(n.Metadata.Tenant, "tenant"),
 			Subject:    cmp.Or(n.Metadata.Subject, "subject"),
+			Plan:       cmp.Or(n.Metadata.Plan, "plan"),
 			EndpointID: cmp.Or(n.Metadata.EndpointID, "endpoint_id"),
 			DecisionID: cmp.Or(n.Metadata.DecisionID, "decision_id"),
 			Reason:     cmp.Or(n.Metadata.Reason, "reason"),
@@ -75,6 +77,6 @@ func (n *Names) check() error {
 	distinct("response headers", n.ReasonHeader, headerContentType, headerRetryAfter, headerWWWAuthenticate, headerSetCookie,
 		headerGRPCStatus, headerRateLimitLimit, headerRateLimitRemaining, headerRateLimitReset, headerEnvoyRateLimited)
 	m := &n.Metadata
-	distinct("dynamic metadata keys", m.Tenant, m.Subject, m.EndpointID, m.DecisionID, m.Reason, m.Policy)
+	distinct("dynamic metadata keys", m.Tenant, m.Subject, m.Plan, m.EndpointID, m.DecisionID, m.Reason, m.Policy)
 	return errors.Join(problems...)
 }

@@ -116,7 +116,7 @@ func (s *rateLimitService) explain(resp *rlsv3.RateLimitResponse, r *rls.Result,
 	}
 	if r.Document {
 		resp.ResponseHeadersToAdd = append(resp.ResponseHeadersToAdd, header(headerContentType, documentType))
-		resp.RawBody = document(r, why)
+		resp.RawBody = document(r, why, "")
 	}
 }
 

@@ -58,11 +58,12 @@ type errorDetails struct {
 	Reason           rls.Reason `json:"reason"`
 	DecisionID       string     `json:"decision_id,omitzero"`
 	Policy           string     `json:"policy,omitzero"` // the policy and limit that refused
+	Scope            string     `json:"scope,omitzero"`  // what the endpoint asks of a credential that does not have it
 }
 
-// document returns the error document of a refused result.
-func document(r *rls.Result, why refusal) []byte {
-	details := errorDetails{Reason: r.Reason}
+// document returns the error document of a refused result. scope is what the endpoint asks, where it is lacking.
+func document(r *rls.Result, why refusal, scope string) []byte {
+	details := errorDetails{Reason: r.Reason, Scope: scope}
 	if r.RetryAfter > 0 {
 		details.RetryAfterMillis = ceil(r.RetryAfter, time.Millisecond)
 	}

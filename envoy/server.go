@@ -38,6 +38,9 @@ type Config struct {
 	Names Names
 	// Realm is the protection space named in WWW-Authenticate; sentinel. Visible ASCII and spaces.
 	Realm string
+	// ResourceMetadata is the URL of the protected resource metadata (RFC 9728) that WWW-Authenticate names; empty: none.
+	// Visible ASCII.
+	ResourceMetadata string
 	// OmitRateLimitHeaders leaves RateLimit-Limit, -Remaining and -Reset out of ext_authz answers. In the ratelimit filter
 	// Envoy's enable_x_ratelimit_headers decides.
 	OmitRateLimitHeaders bool
@@ -97,7 +100,8 @@ func NewServer(cfg Config) (*Server, error) {
 	}
 	rlsv3.RegisterRateLimitServiceServer(s.grpc, &rateLimitService{engine: cfg.Engine, names: &names, log: cfg.Log})
 	authv3.RegisterAuthorizationServer(s.grpc, &authorizationService{
-		engine: cfg.Engine, names: &names, realm: quoted(realm), rateLimitHeaders: !cfg.OmitRateLimitHeaders,
+		engine: cfg.Engine, names: &names, rateLimitHeaders: !cfg.OmitRateLimitHeaders,
+		challenges: newChallenges(realm, cfg.ResourceMetadata),
 	})
 	healthv1.RegisterHealthServer(s.grpc, s.health)
 	if cfg.Reflection {
@@ -118,6 +122,7 @@ func (cfg *Config) check() error {
 	need(cfg.Recorder != nil, "a recorder is required")
 	need(cfg.Log != nil, "a logger is required")
 	need(printable(cfg.Realm) == cfg.Realm, "the realm must be visible ASCII and spaces")
+	need(printable(cfg.ResourceMetadata) == cfg.ResourceMetadata, "the URL of the resource metadata must be visible ASCII")
 	need(cfg.MaxMessageBytes >= 0 && cfg.WindowBytes >= 0, "sizes must not be negative")
 	need(min(cfg.PingMinTime, cfg.PingTime, cfg.PingTimeout, cfg.MaxConnectionAge, cfg.MaxConnectionAgeGrace) >= 0,
 		"times must not be negative")

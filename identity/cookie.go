@@ -99,7 +99,16 @@ func (c *cookies) mint(now time.Time) string {
 
 // find returns the client id of the first valid cookie of our name among Cookie header values.
 func (c *cookies) find(headers []string, now time.Time) (clientID string, ok bool) {
-	candidates := 0
+	for _, value := range c.values(headers) {
+		if clientID, _, err := c.verify(value, now); err == nil {
+			return clientID, true
+		}
+	}
+	return "", false
+}
+
+// values returns the values of the first cookies of our name among Cookie header values.
+func (c *cookies) values(headers []string) (values []string) {
 	for _, header := range headers {
 		// Envoy's map of headers joins several Cookie lines with a comma, which no cookie value may hold.
 		for pair := range strings.FieldsFuncSeq(header, func(r rune) bool { return r == ';' || r == ',' }) {
@@ -107,37 +116,43 @@ func (c *cookies) find(headers []string, now time.Time) (clientID string, ok boo
 			if name != c.name {
 				continue
 			}
-			if candidates++; candidates > maxCandidates {
-				return "", false
-			}
-			if clientID, ok = c.verify(value, now); ok {
-				return clientID, true
+			if values = append(values, value); len(values) == maxCandidates {
+				return values
 			}
 		}
 	}
-	return "", false
+	return values
 }
 
-// verify returns the client id of a cookie value that one of the secrets signed and that has not expired. Everything
-// else is as if there were no cookie.
-func (c *cookies) verify(value string, now time.Time) (clientID string, ok bool) {
+// Why a cookie is as if there were none.
+var (
+	errCookieForm    = errors.New("the cookie is malformed")
+	errCookieMAC     = errors.New("the cookie is signed by none of the secrets")
+	errCookieExpired = errors.New("the cookie has expired")
+)
+
+// verify returns the client id of a cookie value that one of the secrets signed and that has not expired.
+func (c *cookies) verify(value string, now time.Time) (clientID string, expires time.Time, err error) {
 	if len(value) > clientIDHex+1+20+1+macHex {
-		return "", false
+		return "", expires, errCookieForm
 	}
 	claim, signature, found := cutLast(value)
 	clientID, exp, found2 := strings.Cut(claim, ".")
 	if !found || !found2 || len(clientID) != clientIDHex || !isLowerHex(clientID) {
-		return "", false
+		return "", expires, errCookieForm
 	}
-	expires, err := strconv.ParseInt(exp, 10, 64)
-	if err != nil || strconv.FormatInt(expires, 10) != exp || now.Unix() >= expires {
-		return "", false
+	seconds, err := strconv.ParseInt(exp, 10, 64)
+	if err != nil || strconv.FormatInt(seconds, 10) != exp {
+		return "", expires, errCookieForm
 	}
 	signedBy := func(secret Secret) bool { return hmac.Equal([]byte(signature), []byte(mac(secret, claim))) }
 	if !slices.ContainsFunc(c.secrets, signedBy) {
-		return "", false
+		return "", expires, errCookieMAC
 	}
-	return clientID, true
+	if now.Unix() >= seconds {
+		return "", expires, errCookieExpired
+	}
+	return clientID, time.Unix(seconds, 0), nil
 }
 
 // mac returns the signature of a claim, <client id>.<exp>. What is signed names its purpose and uses its own separator,

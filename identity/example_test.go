@@ -8,12 +8,20 @@ import (
 )
 
 func ExampleResolver_Tenant() {
+	key, err := identity.NewHMACKey("HS256", "hs256-1", identity.Secret("test-only-hs256-key-0123456789abc"))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	keys, err := identity.NewKeys(key)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
 	r, err := identity.New(identity.Config{
-		Tokens: identity.TokenConfig{
-			Keys:        []identity.HMACKey{{Algorithm: "HS256", Secret: identity.Secret("test-only-hs256-key-0123456789abc")}},
-			Algorithms:  []string{"HS256"},
-			TenantClaim: "tenant_id",
-		},
+		Issuers: []identity.Issuer{{
+			Keys: []identity.KeySource{keys}, Algorithms: []string{"HS256"}, TenantClaim: "tenant_id",
+		}},
 		Now: func() time.Time { return time.Unix(1_750_000_000, 0) },
 	})
 	if err != nil {

@@ -30,20 +30,40 @@ const (
 // testConfig accepts what the shared vectors assume.
 func testConfig() identity.Config {
 	return identity.Config{
-		Tokens: identity.TokenConfig{
-			Keys: []identity.HMACKey{
-				{Algorithm: "HS256", KeyID: "hs256-1", Secret: identity.Secret(secret256)},
-				{Algorithm: "HS384", KeyID: "hs384-1", Secret: identity.Secret(secret384)},
-				{Algorithm: "HS512", KeyID: "hs512-1", Secret: identity.Secret(secret512)},
-			},
-			Algorithms:  []string{"HS256", "HS384", "HS512"},
+		Issuers: []identity.Issuer{{
+			Issuer:     "https://issuer.test",
+			Algorithms: []string{"HS256", "HS384", "HS512"},
+			Keys: []identity.KeySource{keySet(
+				hmacKey("HS256", "hs256-1", secret256), hmacKey("HS384", "hs384-1", secret384), hmacKey("HS512", "hs512-1", secret512),
+			)},
 			Audience:    "sentinel",
-			Issuer:      "https://issuer.test",
 			TenantClaim: "tenant_id",
-		},
+		}},
 		Cookie: identity.CookieConfig{Secrets: []identity.Secret{identity.Secret(cookieKey), identity.Secret(oldCookie)}},
 		Now:    func() time.Time { return now },
 	}
+}
+
+// hmacKey returns a key that the tests know to be good.
+func hmacKey(algorithm, keyID, secret string) identity.Key {
+	k, err := identity.NewHMACKey(algorithm, keyID, identity.Secret(secret))
+	if err != nil {
+		panic(err)
+	}
+	return k
+}
+
+func keySet(keys ...identity.Key) *identity.Keys {
+	s, err := identity.NewKeys(keys...)
+	if err != nil {
+		panic(err)
+	}
+	return s
+}
+
+// onlyKeys replaces the keys of the test's issuer.
+func onlyKeys(keys ...identity.Key) func(*identity.Config) {
+	return func(c *identity.Config) { c.Issuers[0].Keys = []identity.KeySource{keySet(keys...)} }
 }
 
 func newResolver(t testing.TB, change ...func(*identity.Config)) *identity.Resolver {

@@ -21,7 +21,8 @@ type Credentials struct {
 type Identity struct {
 	Tenant  string    // verified tenant; empty for anonymous callers
 	Subject string    // verified sub; empty for anonymous callers
-	Scopes  []string  // verified scopes
+	Scopes  []string  // verified scopes; not to be modified
+	Plan    string    // verified plan; empty: none
 	Expires time.Time // of the token
 
 	Cookie    string // anonymous: the client id of a valid cookie; empty: none

@@ -3,7 +3,6 @@ package identity
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
 	"maps"
 	"slices"
 	"testing"
@@ -129,32 +128,58 @@ func FuzzObject(f *testing.F) {
 	})
 }
 
-// TestUnknownKeysCostTheSame: for a key id that no key has, there is one key to try all the same, and it verifies nothing.
+// TestUnknownKeysCostTheSame: for a key id that no shared secret has there is a secret to try all the same, and it
+// verifies nothing.
 func TestUnknownKeysCostTheSame(t *testing.T) {
 	t.Parallel()
-	s, err := newHMACKeys([]HMACKey{
-		{Algorithm: "HS256", KeyID: "a", Secret: bytes.Repeat([]byte("a"), 32)},
-		{Algorithm: "HS512", KeyID: "b", Secret: bytes.Repeat([]byte("b"), 64)},
-	})
+	v, err := newVerifier(nil, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, tt := range []struct {
-		algorithm, keyID string
-		known            bool
-	}{
-		{"HS256", "a", true},
-		{"HS512", "b", true},
-		{"HS256", "b", false},
-		{"HS256", "", false},
-		{"HS384", "a", false},
-	} {
-		keys, known := s.find(tt.algorithm, tt.keyID)
-		if known != tt.known || len(keys) != 1 || keys[0].method.Alg() != tt.algorithm {
-			t.Errorf("%s %q: %d keys, known %v", tt.algorithm, tt.keyID, len(keys), known)
+	for _, a := range algorithms {
+		decoy, ok := v.decoys[a.name]
+		if ok != (a.least > 0) {
+			t.Errorf("%s: a decoy: %v", a.name, ok)
 		}
-		if keys[0].verify("text", make([]byte, 32)) {
-			t.Error(fmt.Sprint(tt), ": verified")
+		if ok && (decoy.method.Alg() != a.name || decoy.verify("text", make([]byte, 64))) {
+			t.Errorf("%s: the decoy is for %s, or verified", a.name, decoy.method.Alg())
+		}
+	}
+}
+
+// TestFind: which keys a token is tried with.
+func TestFind(t *testing.T) {
+	t.Parallel()
+	key := func(algorithm, id string) Key {
+		k, err := NewHMACKey(algorithm, id, bytes.Repeat([]byte("k"), 64))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return k
+	}
+	for _, tt := range []struct {
+		set              []Key
+		algorithm, keyID string
+		found            int
+		named            bool
+	}{
+		{[]Key{key("HS256", "a"), key("HS512", "b")}, "HS256", "a", 1, true},
+		{[]Key{key("HS256", "a"), key("HS512", "b")}, "HS512", "b", 1, true},
+		{[]Key{key("HS256", "a"), key("HS512", "b")}, "HS256", "b", 0, false},
+		{[]Key{key("HS256", "a"), key("HS512", "b")}, "HS256", "", 0, false},
+		{[]Key{key("HS256", "a"), key("HS512", "b")}, "HS384", "a", 0, false},
+		{[]Key{key("HS256", "a")}, "HS256", "", 0, false},
+		{[]Key{key("HS256", ""), key("HS256", ""), key("HS256", "a")}, "HS256", "x", 2, false},
+		{[]Key{key("HS256", ""), key("HS256", ""), key("HS256", "a")}, "HS256", "a", 1, true},
+		{nil, "HS256", "a", 0, false},
+	} {
+		s, err := NewKeys(tt.set...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found, named := s.find(tt.algorithm, tt.keyID)
+		if len(found) != tt.found || named != tt.named {
+			t.Errorf("%v, %s %q: %d keys, named %v; want %d, %v", s.Names(), tt.algorithm, tt.keyID, len(found), named, tt.found, tt.named)
 		}
 	}
 }

@@ -1,5 +1,10 @@
 package identity
 
+import (
+	"errors"
+	"fmt"
+)
+
 // refusal is a reason why a presented credential is unusable. It wraps ErrInvalid. Reasons are constant texts: nothing
 // that a client sent gets into one.
 type refusal string
@@ -35,4 +40,25 @@ const (
 	errSubject     refusal = "sub is missing or unusable"
 	errTenant      refusal = "the tenant claim is missing or unusable"
 	errScopes      refusal = "the scope claim is neither text nor a list of texts"
+	errPlan        refusal = "the plan claim is unusable"
 )
+
+// errNoKeysNow: the keys could not be fetched, so the token can be neither believed nor called bad.
+var errNoKeysNow = fmt.Errorf("%w: the issuer's keys cannot be had now", ErrBusy)
+
+// Check returns which check of a verification failed, for logs: one of a fixed set of texts, nothing of it the client's.
+// Empty for nil.
+func Check(err error) string {
+	if r, ok := errors.AsType[refusal](err); ok {
+		return string(r)
+	}
+	switch {
+	case err == nil:
+		return ""
+	case errors.Is(err, ErrMissing):
+		return ErrMissing.Error()
+	case errors.Is(err, ErrBusy):
+		return "the issuer's keys cannot be had now"
+	}
+	return ErrInvalid.Error()
+}

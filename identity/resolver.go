@@ -9,16 +9,20 @@ import (
 
 // Config is what a [Resolver] is made of. Nothing in it is modified after [New], nor may the caller modify it.
 type Config struct {
-	Tokens  TokenConfig
+	Issuers []Issuer // at most 16; each has its own name, unless there is only one
 	Cookie  CookieConfig
 	Address AddressConfig
+
+	// CacheTokens is how many verified tokens are kept, so that the same one is not verified at each request; 0 to 1000000,
+	// 0: none. A kept token is used until it expires or its issuer's keys change.
+	CacheTokens int
 
 	// Now is the wall clock that tokens and cookies expire by; nil: time.Now. Safe for concurrent use.
 	Now func() time.Time
 }
 
 // Resolver establishes who sent a request. It is safe for concurrent use and never waits: the work on one request is
-// bounded by [MaxTokenBytes] and a handful of HMACs, whatever the client sends.
+// bounded by [MaxTokenBytes] and a handful of signatures, whatever the client sends.
 type Resolver struct {
 	tokens    *verifier
 	cookies   *cookies
@@ -33,7 +37,7 @@ func New(cfg Config) (*Resolver, error) {
 		r.now = time.Now
 	}
 	var errs [4]error
-	r.tokens, errs[0] = newVerifier(cfg.Tokens)
+	r.tokens, errs[0] = newVerifier(cfg.Issuers, cfg.CacheTokens)
 	r.cookies, errs[1] = newCookies(cfg.Cookie)
 	r.addresses, errs[2] = newAddresses(cfg.Address)
 	errs[3] = distinctSecrets(cfg)
@@ -54,8 +58,16 @@ func distinctSecrets(cfg Config) error {
 		}
 		owner[string(secret)] = what
 	}
-	for i, k := range cfg.Tokens.Keys {
-		add(fmt.Sprintf("token key %d", i+1), k.Secret)
+	n := 0
+	for _, is := range cfg.Issuers {
+		for _, source := range is.Keys {
+			fixed, _ := source.(*Keys) // no other source has secrets
+			for _, k := range fixed.list() {
+				if n++; k.secret() != nil {
+					add(fmt.Sprintf("token key %d", n), k.secret())
+				}
+			}
+		}
 	}
 	for i, secret := range cfg.Cookie.Secrets {
 		add(fmt.Sprintf("cookie secret %d", i+1), secret)
@@ -63,16 +75,18 @@ func distinctSecrets(cfg Config) error {
 	return errors.Join(errs...)
 }
 
-// Tenant verifies the bearer token in c and returns the verified caller: Tenant, Subject, Scopes and Expires are set.
+// Tenant verifies the bearer token in c and returns the verified caller: Tenant, Subject, Scopes, Plan and Expires are
+// set.
 //
 // The error is [ErrMissing] when c carries no Authorization at all, and wraps [ErrInvalid] with the reason when one was
-// sent and is unusable. The reason is for logs; it never holds any part of the token, and the client must not see it.
+// sent and is unusable, or [ErrBusy] when its issuer's keys cannot be had now. The reason, which [Check] returns, is for
+// logs; it never holds any part of the token, and the client must not see it.
 func (r *Resolver) Tenant(c Credentials) (Identity, error) {
 	token, err := bearer(c.Authorization)
 	if err != nil {
 		return Identity{}, err
 	}
-	return r.tokens.verify(token, r.now())
+	return r.tokens.verify(token, r.now(), nil)
 }
 
 // Anonymous returns the caller by cookie and client address; it does not look at Authorization. Without a valid cookie
@@ -89,7 +103,8 @@ func (r *Resolver) Anonymous(c Credentials) Identity {
 
 // Cookie verifies the value of one anonymous cookie and returns its client id.
 func (r *Resolver) Cookie(value string) (clientID string, ok bool) {
-	return r.cookies.verify(value, r.now())
+	clientID, _, err := r.cookies.verify(value, r.now())
+	return clientID, err == nil
 }
 
 // Address returns the address key of a descriptor entry: an address, or a network in CIDR form as Envoy's

@@ -15,44 +15,41 @@ import (
 
 func TestNewRefuses(t *testing.T) {
 	t.Parallel()
-	hmacKey := func(alg string, bytes int) func(*identity.Config) {
-		return func(c *identity.Config) {
-			c.Tokens.Keys = []identity.HMACKey{{Algorithm: alg, Secret: identity.Secret(strings.Repeat("s", bytes))}}
-		}
-	}
 	for _, tt := range []struct {
 		name   string
 		change func(*identity.Config)
 		want   string
 	}{
-		{"JWT-23 no secret", hmacKey("HS256", 0), "0 bytes of secret; HS256 needs 32"},
-		{"JWT-23 HS256 with 31 bytes", hmacKey("HS256", 31), "HS256 needs 32"},
-		{"JWT-23 HS384 with 47 bytes", hmacKey("HS384", 47), "HS384 needs 48"},
-		{"JWT-23 HS512 with 63 bytes", hmacKey("HS512", 63), "HS512 needs 64"},
-		{"algorithm none", hmacKey("none", 64), `"none" is none of`},
-		{"algorithm in lower case", hmacKey("hs256", 64), `"hs256" is none of`},
-		{"an algorithm that is not implemented", func(c *identity.Config) { c.Tokens.Algorithms = append(c.Tokens.Algorithms, "RS256") }, `"RS256" is none of`},
-		{"a key whose algorithm is not allowed", func(c *identity.Config) { c.Tokens.Algorithms = []string{"HS256", "HS384"} }, `"HS512" is not among`},
-		{"keys and no algorithms", func(c *identity.Config) { c.Tokens.Algorithms = nil }, "not among those allowed"},
-		{"a public key as secret", func(c *identity.Config) {
-			c.Tokens.Keys[0].Secret = identity.Secret("-----BEGIN PUBLIC KEY-----\nMIIBIjANBgkqhkiG9w0BAQEFAAOC\n")
-		}, "PEM"},
-		{"a key id twice", func(c *identity.Config) {
-			c.Tokens.Keys = append(c.Tokens.Keys, identity.HMACKey{Algorithm: "HS256", KeyID: "hs256-1", Secret: identity.Secret(strings.Repeat("z", 32))})
-		}, "another HS256 key"},
-		{"a long key id", func(c *identity.Config) { c.Tokens.Keys[0].KeyID = strings.Repeat("k", 257) }, "256 bytes"},
-		{"17 keys", func(c *identity.Config) {
-			for i := range 14 {
-				k := identity.HMACKey{Algorithm: "HS256", Secret: identity.Secret(fmt.Sprintf("%032d", i))}
-				c.Tokens.Keys = append(c.Tokens.Keys, k)
+		{"an algorithm in lower case", func(c *identity.Config) { c.Issuers[0].Algorithms[0] = "hs256" }, `"hs256" is none of`},
+		{"algorithm none", func(c *identity.Config) { c.Issuers[0].Algorithms = append(c.Issuers[0].Algorithms, "none") }, `"none" is none of`},
+		{"an algorithm that is not implemented", func(c *identity.Config) { c.Issuers[0].Algorithms = append(c.Issuers[0].Algorithms, "ES256K") }, `"ES256K" is none of`},
+		{"a key whose algorithm is not allowed", func(c *identity.Config) { c.Issuers[0].Algorithms = []string{"HS256", "HS384"} }, `"HS512" is not among`},
+		{"keys and no algorithms", func(c *identity.Config) { c.Issuers[0].Algorithms = nil }, "not among those allowed"},
+		{"17 keys without key id in two issuers", func(c *identity.Config) {
+			c.Issuers = append(c.Issuers, identity.Issuer{Issuer: "https://b.test", Algorithms: []string{"HS256"}})
+			for i := range 17 {
+				k := keySet(hmacKey("HS256", "", fmt.Sprintf("%032d", i)))
+				c.Issuers[i%2].Keys = append(c.Issuers[i%2].Keys, k)
 			}
-		}, "17 token keys"},
-		{"leeway below 0", func(c *identity.Config) { c.Tokens.Leeway = -1 }, "leeway"},
-		{"leeway of an hour", func(c *identity.Config) { c.Tokens.Leeway = time.Hour }, "leeway"},
-		{"a claim path with a hole", func(c *identity.Config) { c.Tokens.TenantClaim = "a..b" }, `"a..b"`},
-		{"a claim path of 9", func(c *identity.Config) { c.Tokens.ScopeClaim = "a.b.c.d.e.f.g.h.i" }, "up to 8"},
+		}, "17 HS256 keys without key id"},
+		{"17 issuers", func(c *identity.Config) {
+			for i := range 16 {
+				c.Issuers = append(c.Issuers, identity.Issuer{Issuer: fmt.Sprint("https://i.test/", i)})
+			}
+		}, "17 issuers"},
+		{"two issuers, one without a name", func(c *identity.Config) { c.Issuers = append(c.Issuers, identity.Issuer{}) }, "without a name"},
+		{"an issuer twice", func(c *identity.Config) {
+			c.Issuers = append(c.Issuers, identity.Issuer{Issuer: "https://issuer.test"})
+		}, `"https://issuer.test" is there already`},
+		{"a cache below 0", func(c *identity.Config) { c.CacheTokens = -1 }, "cache of -1"},
+		{"a cache of billions", func(c *identity.Config) { c.CacheTokens = 2_000_000_000 }, "cache of 2000000000"},
+		{"leeway below 0", func(c *identity.Config) { c.Issuers[0].Leeway = -1 }, "leeway"},
+		{"leeway of an hour", func(c *identity.Config) { c.Issuers[0].Leeway = time.Hour }, "leeway"},
+		{"a claim path with a hole", func(c *identity.Config) { c.Issuers[0].TenantClaim = "a..b" }, `"a..b"`},
+		{"a claim path of 9", func(c *identity.Config) { c.Issuers[0].ScopeClaim = "a.b.c.d.e.f.g.h.i" }, "up to 8"},
 		{"CK-07 the cookie secret is a token secret", func(c *identity.Config) { c.Cookie.Secrets[1] = identity.Secret(secret256) }, "cookie secret 2 has the same secret as token key 1"},
-		{"one secret for two keys", func(c *identity.Config) { c.Tokens.Keys[0].Secret = c.Tokens.Keys[1].Secret }, "token key 2 has the same secret as token key 1"},
+		{"one secret for two keys", onlyKeys(hmacKey("HS256", "a", secret512), hmacKey("HS512", "b", secret512)), "token key 2 has the same secret as token key 1"},
+		{"a plan claim with a hole", func(c *identity.Config) { c.Issuers[0].PlanClaim = ".plan" }, `".plan"`},
 		{"a short cookie secret", func(c *identity.Config) { c.Cookie.Secrets[0] = identity.Secret("short") }, "cookie secret 1 has 5 bytes"},
 		{"9 cookie secrets", func(c *identity.Config) {
 			for i := range 7 {
@@ -92,7 +89,7 @@ func TestNewRefuses(t *testing.T) {
 func TestNewReportsEveryProblem(t *testing.T) {
 	t.Parallel()
 	_, err := identity.New(identity.Config{
-		Tokens:  identity.TokenConfig{Leeway: -1, TenantClaim: "."},
+		Issuers: []identity.Issuer{{Leeway: -1, TenantClaim: "."}},
 		Cookie:  identity.CookieConfig{Name: "=", TTL: 1},
 		Address: identity.AddressConfig{From: 9, Hops: -1, IPv6Prefix: -1},
 	})
@@ -127,13 +124,13 @@ func TestSecretsAreNeverShown(t *testing.T) {
 		fmt.Fprintf(&out, verb+"\n", cfg)
 		fmt.Fprintf(&out, verb+"\n", cfg.Cookie.Secrets[0])
 	}
-	data, err := json.Marshal(struct{ Cookie, Tokens any }{cfg.Cookie, cfg.Tokens})
+	data, err := json.Marshal(struct{ Cookie, Issuers any }{cfg.Cookie, cfg.Issuers})
 	if err != nil {
 		t.Fatal(err)
 	}
 	out.Write(data)
 	log := slog.New(slog.NewJSONHandler(&out, nil))
-	log.Info("started", "config", cfg.Tokens, "secret", cfg.Cookie.Secrets[0])
+	log.Info("started", "config", cfg.Issuers, "secret", cfg.Cookie.Secrets[0])
 	slog.New(slog.NewTextHandler(&out, nil)).Info("started", "config", cfg.Cookie, "secret", cfg.Cookie.Secrets[0])
 	for _, secret := range []string{secret256, cookieKey} {
 		for _, form := range []string{secret, fmt.Sprintf("%x", secret), fmt.Sprint([]byte(secret)), fmt.Sprintf("%#v", []byte(secret))} {

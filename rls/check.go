@@ -28,8 +28,9 @@ func (e *Engine) Check(ctx context.Context, r CheckRequest) CheckResult {
 	} else {
 		id, err := e.cfg.Identifier.Tenant(r.Credentials)
 		if err != nil {
-			e.cfg.Recorder.Unauthenticated(ServiceAuthz)
-			return res.refuse(refusalOf(err), !errors.Is(err, identity.ErrMissing))
+			res = res.refuse(refusalOf(err), !errors.Is(err, identity.ErrMissing))
+			e.cfg.Recorder.Unauthenticated(refused(ServiceAuthz, res.EndpointID, res.DecisionID, r.Credentials.Authorization, err))
+			return res
 		}
 		res.Identity = id
 	}
@@ -76,6 +77,14 @@ func (e *Engine) addCheck(p *plan, snap *snapshot, policy *descriptors.Policy, i
 		p.refuse(a, RateLimited)
 	default:
 		p.add(a, hits{n: 1, check: true}, e.cfg.Recorder)
+	}
+}
+
+// refused describes a refused credential to the recorder.
+func refused(service Service, endpointID, decisionID string, credential []string, err error) Refused {
+	return Refused{
+		Service: service, EndpointID: endpointID, Check: identity.Check(err), Missing: errors.Is(err, identity.ErrMissing),
+		DecisionID: decisionID, credential: credential,
 	}
 }
 

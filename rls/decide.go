@@ -2,9 +2,11 @@ package rls
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	"github.com/sentinel-rls/sentinel-rls/descriptors"
+	"github.com/sentinel-rls/sentinel-rls/identity"
 )
 
 // Decide answers one ShouldRateLimit question. The error, which wraps ErrInvalidRequest, means that the request itself
@@ -27,7 +29,10 @@ func (e *Engine) Decide(ctx context.Context, r Request) (Result, error) {
 	}
 	p := newPlan()
 	for i := range r.Descriptors {
-		e.addDescriptor(p, snap, domain, &r.Descriptors[i], r.Hits)
+		if why := e.addDescriptor(p, snap, domain, &r.Descriptors[i], r.Hits); why != "" {
+			// One descriptor's caller is not who it says, so nothing is decided for any of them.
+			return unasked(len(r.Descriptors), false, why, true), nil
+		}
 	}
 	return e.decide(ctx, call{service: ServiceRateLimit, domain: r.Domain, start: start}, p), nil
 }
@@ -68,8 +73,9 @@ func (e *Engine) beyond(r *Request) (Bound, bool) {
 	return "", false
 }
 
-// addDescriptor adds what one descriptor asks to the plan.
-func (e *Engine) addDescriptor(p *plan, snap *snapshot, domain *descriptors.Domain, d *Descriptor, requestHits uint64) {
+// addDescriptor adds what one descriptor asks to the plan. A reason: the token that it carries, or lacks, refuses the
+// whole request.
+func (e *Engine) addDescriptor(p *plan, snap *snapshot, domain *descriptors.Domain, d *Descriptor, requestHits uint64) (refusal Reason) {
 	rec := e.cfg.Recorder
 	if d.Override {
 		rec.Ignored(IgnoredOverride, 1)
@@ -78,21 +84,24 @@ func (e *Engine) addDescriptor(p *plan, snap *snapshot, domain *descriptors.Doma
 		// Envoy sends it when every action of a descriptor was skipped (skip_if_absent): it asks nothing.
 		rec.Ignored(IgnoredEmpty, 1)
 		p.skip()
-		return
+		return ""
 	}
 	named, ignored := e.readEntries(d.Entries)
 	if ignored > 0 {
 		rec.Ignored(IgnoredEntry, ignored)
 	}
 	policy, ok := domain.Lookup(named.endpoint)
+	if refusal = e.authenticate(policy, ok, &named); refusal != "" {
+		return refusal
+	}
 	if !ok {
 		rec.UnknownEndpoint(ServiceRateLimit)
 		if e.cfg.OKUnknownEndpoint {
 			p.skip()
-			return
+			return ""
 		}
 		p.refuse(ask{}, UnknownEndpoint)
-		return
+		return ""
 	}
 	a := ask{subject: e.subject(policy, &named)}
 	a.policy = policy
@@ -102,13 +111,42 @@ func (e *Engine) addDescriptor(p *plan, snap *snapshot, domain *descriptors.Doma
 	a.state = &snap.policies[a.policy.Index]
 	if a.policy.Verdict == descriptors.Blocked {
 		p.refuse(a, RateLimited)
-		return
+		return ""
 	}
 	p.add(a, descriptorHits(d, requestHits), rec)
+	return ""
+}
+
+// authenticate verifies the token of a descriptor, where tokens in descriptors mean something and the endpoint is one
+// that knows its callers by token. A verified token says who the tenant and user are, whatever other entries say. As in
+// ext_authz, an unknown endpoint asks for a token too.
+func (e *Engine) authenticate(policy *descriptors.Policy, known bool, n *named) (refusal Reason) {
+	required := e.cfg.DescriptorTokens == TokensRequired
+	if len(n.authorization) == 0 && !required || known && policy.Identity != descriptors.TenantJWT {
+		return ""
+	}
+	id, err := e.cfg.Identifier.Tenant(identity.Credentials{Authorization: n.authorization})
+	if err != nil {
+		endpoint := ""
+		if known {
+			endpoint = policy.Endpoint
+		}
+		e.cfg.Recorder.Unauthenticated(refused(ServiceRateLimit, endpoint, "", n.authorization, err))
+		return refusalOf(err)
+	}
+	n.tenant, n.user = id.Tenant, id.Subject
+	if known && missingScope(policy.RequiredScopes, id.Scopes) {
+		return InsufficientScope
+	}
+	return ""
 }
 
 // named is the entries of a descriptor that mean something. Values are the caller's word; empty: missing.
-type named struct{ endpoint, tenant, user, cookie, address string }
+type named struct {
+	endpoint, tenant, user, cookie, address string
+
+	authorization []string // Authorization values, where tokens in descriptors mean something
+}
 
 // readEntries picks the entries with a meaning and counts the others. An entry that stands twice with different values
 // names nobody and counts as missing.
@@ -134,6 +172,8 @@ func (e *Engine) readEntries(entries []Entry) (n named, ignored int) {
 		default:
 			rank := indexOf(names.Address, entries[i].Key)
 			switch {
+			case entries[i].Key == names.Authorization && e.cfg.DescriptorTokens != TokensIgnored:
+				n.authorization = append(n.authorization, authorization(value))
 			case rank < 0:
 				ignored++
 			case rank < address:
@@ -154,6 +194,14 @@ func (e *Engine) readEntries(entries []Entry) (n named, ignored int) {
 	drop(twice.cookie, &n.cookie)
 	drop(twice.address, &n.address)
 	return n, ignored
+}
+
+// authorization returns a descriptor's token as an Authorization value, which it may be already.
+func authorization(value string) string {
+	if value == "" || strings.Contains(value, " ") {
+		return value
+	}
+	return "Bearer " + value
 }
 
 func indexOf(keys []string, key string) int {

@@ -31,11 +31,23 @@ type Config struct {
 	OKUnknownEndpoint bool   // unknown_endpoint: ok. False: over_limit
 	DenyUnknownDomain bool   // unknown_domain: over_limit. False: ok
 
+	DescriptorTokens DescriptorTokens // what a token in a descriptor means; zero: nothing
+
 	Names  Names  // zero fields: DefaultNames
 	Bounds Bounds // zero fields: DefaultBounds
 
 	DenyCache *DenyCacheConfig // nil: every denial is the store's
 }
+
+// DescriptorTokens says what the descriptor entry Names.Authorization means at endpoints that know their callers by token.
+type DescriptorTokens uint8
+
+// What it may mean.
+const (
+	TokensIgnored  DescriptorTokens = iota // nothing: Envoy's word counts for who asks
+	TokensVerified                         // where it stands it is verified, and says who asks
+	TokensRequired                         // it must stand there
+)
 
 // Names are the descriptor entry keys that mean something in native domains.
 type Names struct {
@@ -44,13 +56,15 @@ type Names struct {
 	User       string   // user
 	Cookie     string   // cookie
 	Address    []string // remote_address, masked_remote_address; the first that is present counts
+
+	Authorization string // authorization; read only where Config.DescriptorTokens says so
 }
 
 // DefaultNames returns the names of design and documentation.
 func DefaultNames() Names {
 	return Names{
 		Tenant: "tenant", EndpointID: "endpoint_id", User: "user", Cookie: "cookie",
-		Address: []string{"remote_address", "masked_remote_address"},
+		Address: []string{"remote_address", "masked_remote_address"}, Authorization: "authorization",
 	}
 }
 
@@ -99,6 +113,7 @@ func New(cfg Config) (*Engine, error) {
 	cfg.Names.EndpointID = orDefault(cfg.Names.EndpointID, names.EndpointID)
 	cfg.Names.User = orDefault(cfg.Names.User, names.User)
 	cfg.Names.Cookie = orDefault(cfg.Names.Cookie, names.Cookie)
+	cfg.Names.Authorization = orDefault(cfg.Names.Authorization, names.Authorization)
 	if cfg.Names.Address == nil {
 		cfg.Names.Address = names.Address
 	}

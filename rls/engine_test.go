@@ -126,7 +126,7 @@ func (n *notebook) Endpoint(id string) rls.EndpointRecorder { return page{n, id}
 func (n *notebook) StoreFailure(c rls.Class)                { n.add("store failure %s", c) }
 func (n *notebook) UnknownEndpoint(s rls.Service)           { n.add("unknown endpoint %s", s) }
 func (n *notebook) UnknownDomain(s rls.Service)             { n.add("unknown domain %s", s) }
-func (n *notebook) Unauthenticated(s rls.Service)           { n.add("unauthenticated %s", s) }
+func (n *notebook) Unauthenticated(r rls.Refused)           { n.add("unauthenticated %s", r.Service) }
 func (n *notebook) Ignored(what rls.Ignored, k int)         { n.add("ignored %d %s", k, what) }
 func (n *notebook) RequestRefused(b rls.Bound)              { n.add("refused %s", b) }
 func (n *notebook) Healed(k int)                            { n.add("healed %d", k) }

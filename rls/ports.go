@@ -1,7 +1,10 @@
 package rls
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/sentinel-rls/sentinel-rls/identity"
@@ -26,7 +29,7 @@ type Recorder interface {
 	StoreFailure(class Class)        // one per request whose store call failed
 	UnknownEndpoint(service Service) // known native domain, endpoint missing or unknown, or a Check without policy
 	UnknownDomain(service Service)   // a domain that no policy names
-	Unauthenticated(service Service) // a refused or missing credential
+	Unauthenticated(r Refused)       // a missing credential, or one that was refused or could not be checked
 	Ignored(what Ignored, n int)     // parts of a request that a native domain does not honour
 	RequestRefused(bound Bound)      // a request beyond one of the caps
 	Healed(n int)                    // unreadable stored values that were overwritten
@@ -100,6 +103,40 @@ func (d Denial) LogValue() slog.Value {
 		slog.String("decision_id", d.DecisionID),
 		slog.Int64("latency_micro", d.Latency.Microseconds()),
 		slog.String("breaker_state", d.BreakerState),
+	)
+}
+
+// Refused is a request that got no further than its credential. It holds no raw identity, and is no decision.
+type Refused struct {
+	Service    Service
+	EndpointID string // the matched endpoint id; empty when none
+	Check      string // which check failed: one of identity's fixed texts
+	Missing    bool   // nothing was presented
+	DecisionID string
+
+	credential []string // as it was sent
+}
+
+// CredentialHash returns the SHA-256 of the credential as it was sent, in hexadecimal: enough to tell whether one client
+// or many are refused. Empty when there was none.
+func (r Refused) CredentialHash() string {
+	if len(r.credential) == 0 {
+		return ""
+	}
+	sum := sha256.Sum256([]byte(strings.Join(r.credential, ",")))
+	return hex.EncodeToString(sum[:])
+}
+
+var _ slog.LogValuer = Refused{}
+
+// LogValue returns the record's attributes.
+func (r Refused) LogValue() slog.Value {
+	return slog.GroupValue(
+		slog.String("service", string(r.Service)),
+		slog.String("endpoint_id", r.EndpointID),
+		slog.String("check", r.Check),
+		slog.String("credential_hash", r.CredentialHash()),
+		slog.String("decision_id", r.DecisionID),
 	)
 }
 

@@ -1,13 +1,16 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"reflect"
 
 	"github.com/sentinel-rls/sentinel-rls/config"
 	"github.com/sentinel-rls/sentinel-rls/descriptors"
 	"github.com/sentinel-rls/sentinel-rls/identity"
+	"github.com/sentinel-rls/sentinel-rls/identity/jwks"
 	"github.com/sentinel-rls/sentinel-rls/internal/policyfile"
 )
 
@@ -52,8 +55,17 @@ func loadParts(file string, env []string, flags []config.Override) (s settings, 
 	if err = fit(s.cfg, s.policies); err != nil {
 		return s, err
 	}
-	_, err = identity.New(identityConfig(s.cfg, nil)) // what it refuses, validate refuses too
-	return s, err
+	return s, checkIdentity(s.cfg)
+}
+
+// checkIdentity finds what is wrong with keys and issuers beyond what config.Load can see, so that validate finds it too.
+func checkIdentity(cfg config.Config) error {
+	t, err := newTokens(cfg, slog.New(slog.DiscardHandler), func(string) jwks.Observer { return unobserved{} })
+	if err != nil {
+		return err
+	}
+	_, err = identity.New(identityConfig(cfg, t.issuers, nil))
+	return errors.Join(err, t.checkFiles(context.Background(), cfg))
 }
 
 // readPolicies returns the set of all files that paths name.

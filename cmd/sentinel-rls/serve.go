@@ -15,6 +15,7 @@ import (
 	"github.com/sentinel-rls/sentinel-rls/descriptors"
 	"github.com/sentinel-rls/sentinel-rls/envoy"
 	"github.com/sentinel-rls/sentinel-rls/identity"
+	"github.com/sentinel-rls/sentinel-rls/identity/jwks"
 	"github.com/sentinel-rls/sentinel-rls/internal/admin"
 	tiers "github.com/sentinel-rls/sentinel-rls/internal/run"
 	"github.com/sentinel-rls/sentinel-rls/internal/telemetry"
@@ -85,6 +86,7 @@ type program struct {
 	log       *slog.Logger
 	logWriter *telemetry.Writer
 	store     store
+	tokens    *tokens
 	health    *admin.Health
 	grpc      *envoy.Server
 	admin     *admin.Server
@@ -107,7 +109,11 @@ func assemble(s settings, env *environment) (*program, error) {
 	if p.store, err = newStore(s.cfg, recorder, p.log); err != nil {
 		return nil, err
 	}
-	identities, err := identity.New(identityConfig(s.cfg, p.warnOfPrivatePeer))
+	if p.tokens, err = newTokens(s.cfg, p.log, func(name string) jwks.Observer { return recorder.JWKS(name) }); err != nil {
+		return nil, invalidError{err}
+	}
+	p.tokens.watch(recorder)
+	identities, err := identity.New(identityConfig(s.cfg, p.tokens.issuers, p.warnOfPrivatePeer))
 	if err != nil {
 		return nil, err
 	}
@@ -116,7 +122,7 @@ func assemble(s settings, env *environment) (*program, error) {
 		return nil, err
 	}
 	loaded := time.Now()
-	p.health = admin.NewHealth(p.store.degraded)
+	p.health = admin.NewHealth(p.degraded)
 	active := describe(s.policies, loaded)
 	p.admin = admin.New(admin.Config{
 		Gatherer: registry, Health: p.health, Policies: func() *admin.Policies { return active },
@@ -145,6 +151,14 @@ func newLogger(cfg config.Log, w *telemetry.Writer) (*slog.Logger, error) {
 	return telemetry.NewLogger(w, cfg.Format, level)
 }
 
+// degraded returns the codes of what is wrong although answers are given.
+func (p *program) degraded() (codes []string) {
+	if p.store.degraded != nil {
+		codes = p.store.degraded()
+	}
+	return append(codes, p.tokens.degraded()...)
+}
+
 func (p *program) warnOfPrivatePeer(netip.Addr) {
 	p.log.Warn("a client's address is private or loopback: if a proxy stands before Envoy, all its clients share one bucket; see client_address")
 }
@@ -155,6 +169,7 @@ func (p *program) run(ctx context.Context) error {
 	if err := p.store.check(ctx); err != nil {
 		return err
 	}
+	p.tokens.fetch(ctx)
 	grpcListener, err := listen(ctx, p.cfg.GRPC.Address, "--grpc", "grpc.address")
 	if err != nil {
 		return err
@@ -175,7 +190,7 @@ func (p *program) run(ctx context.Context) error {
 		tiers.Tier{Name: "listeners", Bound: drain + stopMargin, Parts: []tiers.Part{
 			{Name: "grpc", Run: func(ctx context.Context) error { return p.serveGRPC(ctx, grpcListener) }},
 		}},
-		tiers.Tier{Name: "workers", Bound: workersBound, Parts: p.store.parts},
+		tiers.Tier{Name: "workers", Bound: workersBound, Parts: append(p.tokens.parts(), p.store.parts...)},
 		tiers.Tier{Name: "sinks", Bound: sinksBound, Parts: []tiers.Part{{Name: "log", Run: p.logWriter.Run}}},
 		tiers.Tier{Name: "operators", Bound: adminBound, Parts: []tiers.Part{
 			{Name: "admin", Run: func(ctx context.Context) error { return p.admin.Run(ctx, adminListener) }},

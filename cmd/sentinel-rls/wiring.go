@@ -16,21 +16,15 @@ import (
 
 // What the configuration says, in each package's own words. config.Load has checked the values.
 
-func identityConfig(cfg config.Config, onPrivatePeer func(netip.Addr)) identity.Config {
+func identityConfig(cfg config.Config, issuers []identity.Issuer, onPrivatePeer func(netip.Addr)) identity.Config {
 	c := identity.Config{
-		Tokens: identity.TokenConfig{
-			Algorithms: cfg.JWT.Algorithms, Audience: cfg.JWT.Audience, Issuer: cfg.JWT.Issuer, Leeway: cfg.JWT.Leeway,
-			TenantClaim: cfg.JWT.TenantClaim, ScopeClaim: cfg.JWT.ScopeClaim,
-		},
+		Issuers: issuers, CacheTokens: cfg.JWT.CacheTokens,
 		Cookie: identity.CookieConfig{
 			Name: cfg.Anonymous.CookieName, TTL: cfg.Anonymous.CookieTTL, Insecure: !cfg.Anonymous.CookieSecure,
 		},
 		Address: identity.AddressConfig{
 			Hops: cfg.ClientAddress.Hops, IPv6Prefix: cfg.ClientAddress.IPv6Prefix, OnPrivatePeer: onPrivatePeer,
 		},
-	}
-	for _, k := range cfg.JWT.Keys {
-		c.Tokens.Keys = append(c.Tokens.Keys, identity.HMACKey{Algorithm: k.Algorithm, KeyID: k.KeyID, Secret: identity.Secret(k.Secret.Reveal())})
 	}
 	for _, s := range cfg.Anonymous.CookieSecrets {
 		c.Cookie.Secrets = append(c.Cookie.Secrets, identity.Secret(s.Reveal()))
@@ -49,6 +43,11 @@ func identityConfig(cfg config.Config, onPrivatePeer func(netip.Addr)) identity.
 	return c
 }
 
+// descriptorTokens are the values of jwt.in_descriptors.
+var descriptorTokens = map[string]rls.DescriptorTokens{
+	"ignore": rls.TokensIgnored, "verify": rls.TokensVerified, "require": rls.TokensRequired,
+}
+
 func engineConfig(cfg config.Config, s store, identities rls.Identifier, recorder rls.Recorder) rls.Config {
 	var denyCache *rls.DenyCacheConfig
 	if cfg.DenyCache.MaxAge > 0 && cfg.Redis.URL != "" { // the memory store is as quick itself
@@ -63,9 +62,10 @@ func engineConfig(cfg config.Config, s store, identities rls.Identifier, recorde
 		AuthzDomain:       cfg.Authz.Domain,
 		OKUnknownEndpoint: cfg.UnknownEndpoint == "ok",
 		DenyUnknownDomain: cfg.UnknownDomain == "over_limit",
+		DescriptorTokens:  descriptorTokens[cfg.JWT.InDescriptors],
 		Names: rls.Names{
 			Tenant: cfg.Names.Entries.Tenant, EndpointID: cfg.Names.Entries.EndpointID, User: cfg.Names.Entries.User,
-			Cookie: cfg.Names.Entries.Cookie, Address: cfg.Names.Entries.Address,
+			Cookie: cfg.Names.Entries.Cookie, Address: cfg.Names.Entries.Address, Authorization: cfg.Names.Entries.Authorization,
 		},
 		Bounds: rls.Bounds{
 			Descriptors: cfg.Bounds.Descriptors, Entries: cfg.Bounds.Entries,
@@ -77,6 +77,7 @@ func engineConfig(cfg config.Config, s store, identities rls.Identifier, recorde
 func serverConfig(cfg config.Config, engine *rls.Engine, recorder *telemetry.Recorder, log *slog.Logger) envoy.Config {
 	return envoy.Config{
 		Engine: engine, Recorder: recorder, Log: log,
+		Realm: cfg.JWT.Realm, ResourceMetadata: cfg.JWT.ResourceMetadata,
 		Names: envoy.Names{
 			MetadataNamespace: cfg.Names.Metadata.Namespace, EndpointID: cfg.Names.Metadata.EndpointID,
 			ClientAddressHeader: cfg.ClientAddress.Header,

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/sentinel-rls/sentinel-rls/config"
 	"github.com/sentinel-rls/sentinel-rls/envoy"
 	"github.com/sentinel-rls/sentinel-rls/identity"
+	"github.com/sentinel-rls/sentinel-rls/identity/jwks"
 	"github.com/sentinel-rls/sentinel-rls/internal/telemetry"
 	"github.com/sentinel-rls/sentinel-rls/rls"
 	"github.com/sentinel-rls/sentinel-rls/store/memory"
@@ -36,7 +38,7 @@ authz: {domain: shop}
 unknown_endpoint: ok
 unknown_domain: over_limit
 names:
-  entries: {tenant: t, endpoint_id: e, user: u, cookie: c, address: [a]}
+  entries: {tenant: t, endpoint_id: e, user: u, cookie: c, authorization: z, address: [a]}
   metadata: {namespace: ns, endpoint_id: id}
   headers: {tenant: x-t, subject: x-s, reason: x-r}
 bounds: {descriptors: 3, entries: 4, key_bytes: 5, value_bytes: 6}
@@ -54,13 +56,21 @@ guard: {reserve: 3ms, no_deadline: 201ms}
 breaker: {failures: 6, quarantine: 31s}
 deny_cache: {max_age: 2s, max_buckets: 100}
 jwt:
-  algorithms: [HS384]
-  keys: [{alg: HS384, kid: k1, secret_file: secret}]
+  algorithms: [HS384, ES256]
+  keys: [{alg: HS384, kid: k1, secret_file: secret}, {alg: ES256, kid: k2, public_key_file: public.pem}]
+  jwks_file: jwks.json
+  jwks_url: http://127.0.0.1:1/jwks
+  jwks_refresh: 6m
   audience: aud
   issuer: iss
   leeway: 31s
   tenant_claim: org
   scope_claim: scp
+  plan_claim: plan
+  cache_tokens: 99
+  in_descriptors: verify
+  realm: shop
+  resource_metadata: https://api.test/.well-known/oauth-protected-resource
 anonymous: {cookie_name: sid, cookie_ttl: 1h, cookie_secure: false, cookie_secret_files: [cookie-secret]}
 client_address: {from: xff, header: x-client, trusted_proxies: [10.0.0.0/8], hops: 2, ipv6_prefix: 56}
 log: {level: warn, format: text}
@@ -70,13 +80,18 @@ shutdown: {drain_delay: 6s, grace: 21s}
 const (
 	longSecret   = "a test secret of at least 48 bytes, which HS384 asks for"
 	cookieSecret = "a cookie secret of at least 32 bytes"
+	publicKey    = `-----BEGIN PUBLIC KEY-----
+MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEPHg8MenxT3X4yvtxhncPNXCeuDS6
+L1EzkAmuHdfo8AKfnmwbtAp/KzEdm2ehxVYMIUnjmdoSbRju0aSLUP+pkA==
+-----END PUBLIC KEY-----
+`
 )
 
 func loadEverySetting(t *testing.T) (settings, string) {
 	t.Helper()
 	dir := files(t, map[string]string{
 		"sentinel.yaml": everySetting, "secret": longSecret, "cookie-secret": cookieSecret,
-		"password": "hunter22", "token": "correct-horse-battery", "policies/shop.yaml": shopPolicies,
+		"public.pem": publicKey, "jwks.json": `{"keys":[]}`, "password": "hunter22", "token": "correct-horse-battery", "policies/shop.yaml": shopPolicies,
 		"policies/login.yaml": strings.NewReplacer("orders:", "login:", "policy_version: 1", "policy_version: 1\n    identity: anonymous",
 			"scope: tenant, algorithm: token_bucket, capacity: 10, refill: 0", "scope: cookie, algorithm: sliding_window, limit: 10, window: 1m").Replace(shopPolicies),
 	})
@@ -99,6 +114,9 @@ func TestEverySettingIsTried(t *testing.T) {
 			}
 			return
 		}
+		if path == ".JWT.Issuers" {
+			return // stands instead of what is beside it
+		}
 		if reflect.DeepEqual(got.Interface(), standard.Interface()) {
 			t.Errorf("Config%s has its default", path)
 		}
@@ -113,27 +131,44 @@ func TestWiring(t *testing.T) {
 	ignore := cmpopts.IgnoreFields
 
 	wantIdentity := identity.Config{
-		Tokens: identity.TokenConfig{
-			Keys:       []identity.HMACKey{{Algorithm: "HS384", KeyID: "k1", Secret: identity.Secret(longSecret)}},
-			Algorithms: []string{"HS384"}, Audience: "aud", Issuer: "iss", Leeway: 31 * time.Second,
-			TenantClaim: "org", ScopeClaim: "scp",
-		},
-		Cookie: identity.CookieConfig{Name: "sid", TTL: time.Hour, Insecure: true, Secrets: []identity.Secret{identity.Secret(cookieSecret)}},
+		Issuers: []identity.Issuer{{
+			Issuer: "iss", Algorithms: []string{"HS384", "ES256"}, Audience: "aud", Leeway: 31 * time.Second,
+			TenantClaim: "org", ScopeClaim: "scp", PlanClaim: "plan",
+		}},
+		CacheTokens: 99,
+		Cookie:      identity.CookieConfig{Name: "sid", TTL: time.Hour, Insecure: true, Secrets: []identity.Secret{identity.Secret(cookieSecret)}},
 		Address: identity.AddressConfig{
 			From: identity.FromForwardedFor, TrustedProxies: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Hops: 2, IPv6Prefix: 56,
 		},
 	}
+	tokens, err := newTokens(s.cfg, log, func(name string) jwks.Observer { return recorder.JWKS(name) })
+	if err != nil {
+		t.Fatal(err)
+	}
 	compareNetworks := cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
-	if diff := cmp.Diff(wantIdentity, identityConfig(s.cfg, nil), compareNetworks); diff != "" {
+	if diff := cmp.Diff(wantIdentity, identityConfig(s.cfg, tokens.issuers, nil), compareNetworks, ignore(identity.Issuer{}, "Keys")); diff != "" {
 		t.Errorf("identity (-want +got):\n%s", diff)
+	}
+	var sources []string
+	for _, source := range tokens.issuers[0].Keys {
+		switch source := source.(type) {
+		case *identity.Keys:
+			sources = append(sources, source.Names()...)
+		case *jwks.Source:
+			sources = append(sources, source.Name())
+		}
+	}
+	if want := []string{"HS384 k1", "ES256 k2", filepath.Join(dir, "jwks.json"), "http://127.0.0.1:1/jwks"}; !slices.Equal(sources, want) {
+		t.Errorf("keys from %q, want %q", sources, want)
 	}
 
 	wantEngine := rls.Config{
 		DenyCache:   &rls.DenyCacheConfig{MaxAge: 2 * time.Second, Keys: 100},
 		StoreBudget: 21 * time.Millisecond, Reserve: 3 * time.Millisecond, NoDeadline: 201 * time.Millisecond,
 		AuthzDomain: "shop", OKUnknownEndpoint: true, DenyUnknownDomain: true,
-		Names:  rls.Names{Tenant: "t", EndpointID: "e", User: "u", Cookie: "c", Address: []string{"a"}},
-		Bounds: rls.Bounds{Descriptors: 3, Entries: 4, KeyBytes: 5, ValueBytes: 6},
+		DescriptorTokens: rls.TokensVerified,
+		Names:            rls.Names{Tenant: "t", EndpointID: "e", User: "u", Cookie: "c", Address: []string{"a"}, Authorization: "z"},
+		Bounds:           rls.Bounds{Descriptors: 3, Entries: 4, KeyBytes: 5, ValueBytes: 6},
 	}
 	parts := ignore(rls.Config{}, "Store", "Identifier", "Recorder", "BreakerState")
 	if diff := cmp.Diff(wantEngine, engineConfig(s.cfg, store{}, nil, recorder), parts); diff != "" {
@@ -141,6 +176,7 @@ func TestWiring(t *testing.T) {
 	}
 
 	wantServer := envoy.Config{
+		Realm: "shop", ResourceMetadata: "https://api.test/.well-known/oauth-protected-resource",
 		Names: envoy.Names{
 			MetadataNamespace: "ns", EndpointID: "id", ClientAddressHeader: "x-client",
 			TenantHeader: "x-t", SubjectHeader: "x-s", ReasonHeader: "x-r",

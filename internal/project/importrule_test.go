@@ -23,6 +23,8 @@ var allowed = map[string][]string{
 	"descriptors": {"algorithms", "go.yaml.in/yaml/v4"},
 	"lua":         {"algorithms"},
 	"identity":    {"github.com/golang-jwt/jwt/v5"},
+	// Adapter of identity: the keys that issuers publish.
+	"identity/jwks": {"identity"},
 	// Engine.
 	"rls": {"algorithms", "descriptors", "identity", "github.com/sony/gobreaker/v2"},
 	// Adapters.

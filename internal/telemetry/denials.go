@@ -28,9 +28,10 @@ func newDenialLog(cfg Config, suppressed prometheus.Counter) denialLog {
 	return l
 }
 
-func (l *denialLog) write(s *sampler, d rls.Denial) {
+// write logs one record with the attributes of d, an rls.Denial or rls.Refused.
+func (l *denialLog) write(s *sampler, level slog.Level, text string, d slog.LogValuer) {
 	ctx := context.Background()
-	if !l.log.Enabled(ctx, slog.LevelWarn) {
+	if !l.log.Enabled(ctx, level) {
 		return
 	}
 	now := time.Now()
@@ -39,7 +40,7 @@ func (l *denialLog) write(s *sampler, d rls.Denial) {
 		l.suppressed.Inc()
 		return
 	}
-	record := slog.NewRecord(now, slog.LevelWarn, "denied", 0)
+	record := slog.NewRecord(now, level, text, 0)
 	record.AddAttrs(slog.Any("", d)) // an empty key inlines the group
 	if before > 0 {
 		record.AddAttrs(slog.Int64("suppressed", before))

@@ -54,9 +54,18 @@ func everything() describing {
 	r.WatchLog(telemetry.NewWriter(io.Discard, 1))
 	r.PoliciesLoaded(telemetry.Policies{Hash: "h", Loaded: time.Unix(1, 0), Endpoints: 1})
 	r.Endpoint("orders").Decision(rls.Allowed, time.Millisecond)
+	r.JWKS("https://id.test/jwks").Fetched(time.Second, true)
+	r.WatchJWKS(noKeys{})
 	telemetry.RegisterProcess(reg, telemetry.ReadBuild(""))
 	return reg
 }
+
+// noKeys is an issuer whose keys were never read.
+type noKeys struct{}
+
+func (noKeys) Name() string                            { return "https://id.test/jwks" }
+func (noKeys) Age(time.Time) (_ time.Duration, _ bool) { return 0, false }
+func (noKeys) Count() int                              { return 0 }
 
 // docs/metrics.md is the reference: a metric that is not there does not exist, and the other way round.
 func TestDocumentationListsEveryMetric(t *testing.T) {

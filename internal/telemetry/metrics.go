@@ -33,6 +33,7 @@ type metrics struct {
 	unknownEndpoint closedCounter[rls.Service]
 	unknownDomain   closedCounter[rls.Service]
 	unauthenticated closedCounter[rls.Service]
+	jwksFetches     *prometheus.CounterVec
 	ignored         closedCounter[rls.Ignored]
 	requestsRefused closedCounter[rls.Bound]
 
@@ -110,6 +111,8 @@ func newMetrics(reg prometheus.Registerer) metrics {
 			"Requests of a domain that no policy names.", "service", services...),
 		unauthenticated: closed(reg, "sentinel_unauthenticated_total",
 			"Requests with a missing or refused credential.", "service", services...),
+		jwksFetches: counterVec(reg, "sentinel_jwks_fetches_total",
+			"Reads of the keys that an issuer publishes.", "source", "outcome"),
 		ignored: closed(reg, "sentinel_ignored_total",
 			"Parts of a request that a native domain does not honour.", "what",
 			rls.IgnoredEntry, rls.IgnoredOverride, rls.IgnoredRefund, rls.IgnoredEmpty),

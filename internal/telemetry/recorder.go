@@ -37,6 +37,7 @@ type Recorder struct {
 	denials   denialLog
 	endpoints sync.Map // endpoint id → *endpoint; grows when policies load only
 	stray     endpointSamplers
+	refusals  sync.Map // check → *sampler: a flood of one kind of bad credential does not hide another
 	policies  policiesCollector
 }
 
@@ -71,8 +72,20 @@ func (r *Recorder) UnknownEndpoint(service rls.Service) { r.metrics.unknownEndpo
 // UnknownDomain counts a request for a domain that no policy names.
 func (r *Recorder) UnknownDomain(service rls.Service) { r.metrics.unknownDomain.add(service, 1) }
 
-// Unauthenticated counts a refused or missing credential.
-func (r *Recorder) Unauthenticated(service rls.Service) { r.metrics.unauthenticated.add(service, 1) }
+// Unauthenticated counts a refused or missing credential, and logs which check refused it, sampled. That nothing was
+// presented is no event of its own: it is logged for debugging only.
+func (r *Recorder) Unauthenticated(refused rls.Refused) {
+	r.metrics.unauthenticated.add(refused.Service, 1)
+	level := slog.LevelInfo
+	if refused.Missing {
+		level = slog.LevelDebug
+	}
+	s, ok := r.refusals.Load(refused.Check)
+	if !ok {
+		s, _ = r.refusals.LoadOrStore(refused.Check, new(sampler)) // checks are a closed set
+	}
+	r.denials.write(s.(*sampler), level, "credential refused", refused)
+}
 
 // Ignored counts n parts of a request that a native domain does not honour.
 func (r *Recorder) Ignored(what rls.Ignored, n int) { r.metrics.ignored.add(what, n) }
@@ -95,7 +108,7 @@ func (r *Recorder) Denied(d rls.Denial) {
 	if e, ok := r.endpoints.Load(d.EndpointID); ok {
 		samplers = &e.(*endpoint).samplers
 	}
-	r.denials.write(samplers.of(d.Reason), d)
+	r.denials.write(samplers.of(d.Reason), slog.LevelWarn, "denied", d)
 }
 
 // Late counts an answer that left after its deadline.

@@ -125,7 +125,7 @@ sentinel_store_failures_total{class="other"} 2
 
 	r.UnknownEndpoint(rls.ServiceAuthz)
 	r.UnknownDomain(rls.ServiceRateLimit)
-	r.Unauthenticated(rls.ServiceAuthz)
+	r.Unauthenticated(rls.Refused{Service: rls.ServiceAuthz})
 	r.Late(rls.ServiceRateLimit)
 	r.Canceled(rls.ServiceRateLimit)
 	r.Repaired(rls.ServiceAuthz)
@@ -233,7 +233,7 @@ func TestMT_02_InvalidUTF8IsNoLabelAndNoPanic(t *testing.T) {
 	r.StoreFailure(bad)
 	r.UnknownEndpoint(bad)
 	r.UnknownDomain(bad)
-	r.Unauthenticated(bad)
+	r.Unauthenticated(rls.Refused{Service: bad})
 	r.Ignored(bad, 1)
 	r.RequestRefused(bad)
 	r.Late(bad)

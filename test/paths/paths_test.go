@@ -283,9 +283,17 @@ func newStand(t *testing.T, r row, service rls.Service, endpoint string) *stand 
 	background(t, s.store.Run)
 
 	secret := []byte(strings.Repeat("s", 32))
-	identities, err := identity.New(identity.Config{Tokens: identity.TokenConfig{
-		Algorithms: []string{"HS256"}, Keys: []identity.HMACKey{{Algorithm: "HS256", Secret: identity.Secret(secret)}},
-	}})
+	key, err := identity.NewHMACKey("HS256", "", identity.Secret(secret))
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys, err := identity.NewKeys(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	identities, err := identity.New(identity.Config{
+		Issuers: []identity.Issuer{{Algorithms: []string{"HS256"}, Keys: []identity.KeySource{keys}}},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
