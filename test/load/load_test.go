@@ -148,7 +148,7 @@ func TestOpenPhases(t *testing.T) {
 		return mixed(ctx, tenant)
 	})
 	before := int64(-1)
-	o := Open{Rate: 1000, Deadline: 300 * time.Millisecond, MaxInFlight: 1000, Phases: []Phase{
+	o := Open{Rate: 1000, Deadline: 3 * time.Second, MaxInFlight: 1000, Phases: []Phase{
 		{Calls: 100},
 		{Calls: 200, Before: func() error { before = seen.Load(); return nil }},
 	}}
