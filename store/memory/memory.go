@@ -324,6 +324,9 @@ func bucketKey(take rls.Take) key {
 func overflowKey(rule algorithms.Rule) key {
 	buf := make([]byte, 0, 64)
 	buf = append(buf, byte(rule.Kind()))
+	if rule.Counting() {
+		buf = append(buf, 1)
+	}
 	for _, n := range [...]int64{rule.Limit(), rule.Refill().Tokens, rule.Refill().Seconds, int64(rule.Window())} {
 		buf = binary.LittleEndian.AppendUint64(buf, uint64(n))
 	}

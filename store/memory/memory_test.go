@@ -267,8 +267,8 @@ func TestMemoryIsBounded(t *testing.T) {
 		t.Fatalf("%d buckets of 20 000 after 60 000 keys", got)
 	}
 	before := heap()
-	fill(60_000, 300_000)
-	if grown := int64(heap()) - int64(before); grown > 1<<20 {
+	fill(60_000, 150_000)
+	if grown := int64(heap()) - int64(before); grown > 256<<10 {
 		t.Errorf("the heap grew by %d bytes after the store was full", grown)
 	}
 	if got := store.Buckets(); got > 20_000 {

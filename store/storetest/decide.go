@@ -90,6 +90,27 @@ func chargeInDeniedGroup(t *testing.T, h Harness) {
 	}
 }
 
+func countingWindow(t *testing.T, h Harness) {
+	const years = 8 * 365 * 24 * time.Hour
+	counting, tokens := must(t)(algorithms.NewCountingWindow(2, years)), full(t, 10)
+	counts := func(want int64) {
+		t.Helper()
+		if a := ask(t, h.Store, with(algorithms.OpPeek, take("k", counting, 1))); a.Before[0].Level != want {
+			t.Fatalf("state %+v, want %d hits", a.Before[0], want)
+		}
+	}
+	allows(t, h.Store, true, take("k", counting, 2))
+	allows(t, h.Store, false, take("k", counting, 3)) // counted all the same
+	counts(5)
+	// In a group that it denies it counts, and the others spend nothing.
+	allows(t, h.Store, false, take("tokens", tokens, 1), take("k", counting, 1))
+	counts(6)
+	hasLeft(t, h.Store, "tokens", tokens, 10)
+	// In a group that another one denies, what would have fitted is not counted.
+	allows(t, h.Store, false, take("fresh", counting, 1), take("tokens", tokens, 11))
+	allows(t, h.Store, true, take("fresh", counting, 2))
+}
+
 func refund(t *testing.T, h Harness) {
 	rule := full(t, 10)
 	refund := func(n int64) rls.Take { return with(algorithms.OpRefund, take("k", rule, n)) }

@@ -17,6 +17,8 @@ func agreesWithTheRules(t *testing.T, h Harness) {
 	rules := []algorithms.Rule{
 		full(t, 5), bucket(t, 3, 100), bucket(t, 1_000_000, 1_000_000), window(t, 4, 10*time.Millisecond),
 		window(t, 1, time.Millisecond), window(t, 100, time.Hour),
+		must(t)(algorithms.NewFixedWindow(4, 10*time.Millisecond)), must(t)(algorithms.NewCountingWindow(4, 10*time.Millisecond)),
+		must(t)(algorithms.NewCountingWindow(3, time.Hour)),
 	}
 	run := 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -73,14 +75,14 @@ func (m model) check(t *rapid.T, group rls.Group, a rls.Answer) {
 		if before != stored && !gone {
 			t.Fatalf("take %+v at %d: found %+v, want %+v", take, a.Now, before, stored)
 		}
-		allowed = allowed && (take.Op == algorithms.OpRefund || take.Rule.Fits(before, a.Now, take.Cost))
+		allowed = allowed && take.Rule.Admits(take.Op, before, a.Now, take.Cost)
 	}
 	if a.Allowed != allowed {
 		t.Fatalf("group %+v at %d before %+v: allowed %v, want %v", group, a.Now, a.Before, a.Allowed, allowed)
 	}
 	for i, take := range group {
 		m[take.Key] = a.Before[i]
-		if allowed || take.Op == algorithms.OpCharge {
+		if allowed || take.Rule.Insists(take.Op, take.Rule.Admits(take.Op, a.Before[i], a.Now, take.Cost)) {
 			m[take.Key] = take.Rule.Apply(take.Op, a.Before[i], a.Now, take.Cost, take.Window)
 		}
 	}

@@ -50,6 +50,7 @@ func Run(t *testing.T, open func(t *testing.T) Harness) {
 		{"group is all or nothing", allOrNothing},
 		{"group of both algorithms", bothAlgorithms},
 		{"charge is recorded in a denied group", chargeInDeniedGroup},
+		{"counting window counts what it denies", countingWindow},
 		{"refund", refund},
 		{"refund is dropped in a denied group", refundInDeniedGroup},
 		{"peek spends nothing", peek},
