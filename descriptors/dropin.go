@@ -1,6 +1,8 @@
 package descriptors
 
 import (
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -132,8 +134,10 @@ func (s *Set) DropIn(name string) (*DropIn, bool) {
 	return d, ok
 }
 
-// DropIns returns the number of drop-in domains.
-func (s *Set) DropIns() int { return len(s.dropIns) }
+// DropIns returns the drop-in domains, by name.
+func (s *Set) DropIns() []*DropIn {
+	return slices.SortedFunc(maps.Values(s.dropIns), func(a, b *DropIn) int { return strings.Compare(a.name, b.name) })
+}
 
 // DropInRules returns every rule of every drop-in domain, in the order of DropInRule.Index.
 func (s *Set) DropInRules() []*DropInRule { return s.rules }

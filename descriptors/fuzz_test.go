@@ -44,7 +44,7 @@ func FuzzParse(f *testing.F) {
 			}
 			return
 		}
-		if set.DropIns() > 0 {
+		if len(set.DropIns()) > 0 {
 			return // FuzzDropIn's
 		}
 		checkSet(t, set)

@@ -2,9 +2,11 @@ package envoy
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	authv3 "github.com/envoyproxy/go-control-plane/envoy/service/auth/v3"
@@ -71,6 +73,9 @@ func (g guard) call(ctx context.Context, service rls.Service, req any, handler g
 		}
 	}()
 	resp, err = handler(ctx, req)
+	if wanted, ok := errors.AsType[wantedError](err); ok {
+		return nil, wanted
+	}
 	if err != nil || !sound(resp) {
 		g.recorder.Faulty(service)
 		g.log.ErrorContext(ctx, "no usable answer", "service", service, "error", err)
@@ -101,18 +106,16 @@ func sound(resp any) bool {
 	return false
 }
 
-// soundRateLimit: Envoy goes by the overall code alone and takes UNKNOWN for OK.
+// soundRateLimit: Envoy goes by the overall code alone and takes UNKNOWN for OK. That an admission has no status that is
+// over limit, where it must not, is seen to where the answer is made.
 func soundRateLimit(resp *rlsv3.RateLimitResponse) bool {
 	switch resp.GetOverallCode() {
 	case rlsv3.RateLimitResponse_OVER_LIMIT:
 		return true
 	case rlsv3.RateLimitResponse_OK:
-		for _, s := range resp.GetStatuses() {
-			if s.GetCode() != rlsv3.RateLimitResponse_OK {
-				return false
-			}
-		}
-		return true
+		return !slices.ContainsFunc(resp.GetStatuses(), func(s *rlsv3.RateLimitResponse_DescriptorStatus) bool {
+			return s.GetCode() == rlsv3.RateLimitResponse_UNKNOWN
+		})
 	}
 	return false
 }

@@ -43,7 +43,7 @@ func TestGuardStopsAnswersThatEnvoyWouldMisread(t *testing.T) {
 		{"rls: nil", (*rlsv3.RateLimitResponse)(nil), nil, false},
 		{"rls: zero", &rlsv3.RateLimitResponse{}, nil, false},
 		{"rls: a code that does not exist", &rlsv3.RateLimitResponse{OverallCode: 9}, nil, false},
-		{"rls: OK with a denial inside", &rlsv3.RateLimitResponse{OverallCode: rlsv3.RateLimitResponse_OK, Statuses: []*rlsv3.RateLimitResponse_DescriptorStatus{fine, over}}, nil, false},
+		{"rls: OK with a quota that is over", &rlsv3.RateLimitResponse{OverallCode: rlsv3.RateLimitResponse_OK, Statuses: []*rlsv3.RateLimitResponse_DescriptorStatus{fine, over}}, nil, true},
 		{"rls: OK with a missing status", &rlsv3.RateLimitResponse{OverallCode: rlsv3.RateLimitResponse_OK, Statuses: []*rlsv3.RateLimitResponse_DescriptorStatus{nil}}, nil, false},
 		{"rls: an answer and an error", &rlsv3.RateLimitResponse{OverallCode: rlsv3.RateLimitResponse_OK}, errors.New("boom"), false},
 		{"check: OK", &authv3.CheckResponse{Status: code(codes.OK), HttpResponse: ok}, nil, true},

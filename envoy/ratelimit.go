@@ -5,12 +5,16 @@ import (
 	"errors"
 	"log/slog"
 	"math"
+	"strings"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/sentinel-rls/sentinel-rls/rls"
@@ -34,7 +38,7 @@ func (s *rateLimitService) ShouldRateLimit(ctx context.Context, req *rlsv3.RateL
 		s.log.DebugContext(ctx, "malformed rate limit request", "error", err)
 		result = rls.Result{Reason: rls.InvalidRequest, RetryAfter: -1, Document: true}
 	case err != nil:
-		return nil, err
+		return nil, dropInStatus(err)
 	}
 	return s.response(&result, len(req.GetDescriptors())), nil
 }
@@ -68,11 +72,43 @@ func descriptor(d *ratelimitv3.RateLimitDescriptor, entries []rls.Entry) rls.Des
 		HasHits:  d.GetHitsAddend() != nil,
 		Negative: d.GetIsNegativeHits(),
 		Override: d.GetLimit() != nil,
+		Limit:    limitOverride(d.GetLimit()),
 	}
 }
 
+// limitOverride reads a limit that a request brings. Its units have other numbers than those of the answer, and no week.
+func limitOverride(o *ratelimitv3.RateLimitDescriptor_RateLimitOverride) rls.LimitOverride {
+	if o == nil {
+		return rls.LimitOverride{}
+	}
+	limit := rls.LimitOverride{PerUnit: o.GetRequestsPerUnit(), Multiplier: 1}
+	limit.Unit, _ = rls.UnitNamed(o.GetUnit().String())
+	if m := o.GetUnitMultiplier(); m != nil {
+		limit.Multiplier = int64(m.GetValue())
+	}
+	return limit
+}
+
+// dropInStatus makes an error of the engine that is meant for the caller a gRPC status. Others become INTERNAL.
+func dropInStatus(err error) error {
+	if e, ok := errors.AsType[*rls.DropInError](err); ok {
+		return wantedError{status.New(codes.Unknown, strings.ToValidUTF8(e.Text, "\uFFFD"))}
+	}
+	return err
+}
+
+// wantedError is an error that is an answer: the guard lets it through.
+type wantedError struct{ *status.Status }
+
+// Error returns the status' text.
+func (e wantedError) Error() string { return e.Message() }
+
+// GRPCStatus tells gRPC what to send.
+func (e wantedError) GRPCStatus() *status.Status { return e.Status }
+
 // response is the one constructor of a RateLimitResponse. It is nil, which the guard turns into an error, for a result
-// that no decision gives: the zero one, or an admission for a reason that refuses.
+// that no decision gives: the zero one, an admission for a reason that refuses, or one in which a limit is exceeded (but
+// for those of drop-in domains, where quota_mode and SHADOW_MODE say so).
 //
 // There is one status per descriptor, in order, whatever the result holds: Envoy matches them by index.
 func (s *rateLimitService) response(r *rls.Result, descriptors int) *rlsv3.RateLimitResponse {
@@ -92,12 +128,33 @@ func (s *rateLimitService) response(r *rls.Result, descriptors int) *rlsv3.RateL
 	}
 	for i := range resp.Statuses {
 		if i < len(r.Statuses) {
+			if r.Allowed && r.Statuses[i].OverLimit && !r.Plain {
+				return nil
+			}
 			resp.Statuses[i] = descriptorStatus(&r.Statuses[i])
 		} else { // the question did not come as far as a limit
 			resp.Statuses[i] = &rlsv3.RateLimitResponse_DescriptorStatus{Code: resp.OverallCode}
 		}
 	}
+	if !s.addDropIn(resp, r) {
+		return nil
+	}
 	return resp
+}
+
+// addDropIn adds what answers of drop-in domains carry beside the statuses. False: it cannot be written.
+func (s *rateLimitService) addDropIn(resp *rlsv3.RateLimitResponse, r *rls.Result) bool {
+	for _, h := range r.Headers {
+		resp.ResponseHeadersToAdd = append(resp.ResponseHeadersToAdd, header(h.Name, h.Value))
+	}
+	if r.Metadata != nil {
+		var err error
+		if resp.DynamicMetadata, err = structpb.NewStruct(r.Metadata); err != nil {
+			s.log.Error("dynamic metadata cannot be written", "error", err)
+			return false
+		}
+	}
+	return true
 }
 
 // passes reports whether a request may be let through for that reason. Unknown domains and endpoints pass where
@@ -109,6 +166,9 @@ func passes(reason rls.Reason) bool {
 // explain adds what the client of a refused request sees. Admitted requests get no header of ours; Envoy makes
 // X-RateLimit-* of the statuses where its operator asks for them.
 func (s *rateLimitService) explain(resp *rlsv3.RateLimitResponse, r *rls.Result, why refusal) {
+	if r.Plain && r.Reason == rls.RateLimited {
+		return
+	}
 	resp.ResponseHeadersToAdd = append(make([]*corev3.HeaderValue, 0, 3), header(s.names.ReasonHeader, string(r.Reason)))
 	if r.RetryAfter > 0 {
 		// Rounded up, and kept by Envoy, whose own is cut and comes only with status 429.
@@ -145,7 +205,12 @@ func descriptorStatus(s *rls.Status) *rlsv3.RateLimitResponse_DescriptorStatus {
 
 func currentLimit(l *rls.Limit) *rlsv3.RateLimitResponse_RateLimit {
 	unit, multiplier := wireUnit(int64(l.Rule.Window()))
-	out := &rlsv3.RateLimitResponse_RateLimit{Name: label(l.Name), RequestsPerUnit: clamp(l.Rule.Limit()), Unit: unit}
+	requests := l.Rule.Limit()
+	if l.Unit != 0 {
+		unit, _ = wireUnit(l.Unit.Length().Microseconds())
+		requests, multiplier = l.PerUnit, clamp(l.Multiplier)
+	}
+	out := &rlsv3.RateLimitResponse_RateLimit{Name: label(l.Name), RequestsPerUnit: clamp(requests), Unit: unit}
 	if multiplier > 1 {
 		out.UnitMultiplier = wrapperspb.UInt32(multiplier)
 	}

@@ -83,7 +83,9 @@ func TestRateLimitRequestMapping(t *testing.T) {
 		{
 			"RLS-06 an override is noted, whatever is in it", question("shop",
 				&ratelimitv3.RateLimitDescriptor{Limit: &ratelimitv3.RateLimitDescriptor_RateLimitOverride{Unit: 99}}),
-			rls.Request{Domain: "shop", Descriptors: []rls.Descriptor{{Entries: []rls.Entry{}, Override: true}}},
+			rls.Request{Domain: "shop", Descriptors: []rls.Descriptor{{
+				Entries: []rls.Entry{}, Override: true, Limit: rls.LimitOverride{Multiplier: 1},
+			}}},
 		},
 		{
 			"nil parts", question("", nil, &ratelimitv3.RateLimitDescriptor{Entries: []*ratelimitv3.RateLimitDescriptor_Entry{nil}}),

@@ -14,11 +14,14 @@ import (
 func (e *Engine) Decide(ctx context.Context, r Request) (Result, error) {
 	start := time.Now()
 	snap := e.active.Load()
-	if r.Domain == "" || len(r.Descriptors) == 0 {
-		e.cfg.Recorder.RequestRefused(BoundEmpty)
-		return Result{}, ErrInvalidRequest
+	dropIn, isDropIn := snap.set.DropIn(r.Domain)
+	if r.Domain == "" || len(r.Descriptors) == 0 || e.cfg.DropIn.Compat && !snap.loaded {
+		return Result{}, e.malformed(&r, isDropIn)
 	}
 	domain, ok := snap.set.Domain(r.Domain)
+	if isDropIn || !ok && e.cfg.DropIn.Compat {
+		return e.decideNamed(ctx, snap, dropIn, &r, start)
+	}
 	if !ok {
 		e.cfg.Recorder.UnknownDomain(ServiceRateLimit)
 		return unasked(len(r.Descriptors), !e.cfg.DenyUnknownDomain, UnknownDomain, false), nil
@@ -35,6 +38,41 @@ func (e *Engine) Decide(ctx context.Context, r Request) (Result, error) {
 		}
 	}
 	return e.decide(ctx, call{service: ServiceRateLimit, domain: r.Domain, start: start}, p), nil
+}
+
+// malformed is the error on a request that names no domain or no descriptor, or that comes before any policies.
+func (e *Engine) malformed(r *Request, isDropIn bool) error {
+	if r.Domain == "" || len(r.Descriptors) == 0 {
+		e.cfg.Recorder.RequestRefused(BoundEmpty)
+	}
+	if !e.cfg.DropIn.Compat && !isDropIn {
+		return ErrInvalidRequest
+	}
+	e.cfg.DropIn.Recorder.ServiceError()
+	switch {
+	case r.Domain == "":
+		return &DropInError{errNoDomain}
+	case len(r.Descriptors) == 0:
+		return &DropInError{errNoDescriptors}
+	}
+	return &DropInError{errNotLoaded}
+}
+
+// decideNamed answers a request for a drop-in domain, or with DropInConfig.Compat for one that nobody knows (nil).
+func (e *Engine) decideNamed(ctx context.Context, snap *snapshot, domain *descriptors.DropIn, r *Request, start time.Time) (Result, error) {
+	if bound, beyond := e.beyond(r); beyond {
+		e.cfg.Recorder.RequestRefused(bound)
+		res := unasked(len(r.Descriptors), false, InvalidRequest, false)
+		res.Plain = true
+		return res, nil
+	}
+	if domain == nil {
+		e.cfg.Recorder.UnknownDomain(ServiceRateLimit)
+		if e.cfg.DenyUnknownDomain {
+			return unasked(len(r.Descriptors), false, UnknownDomain, false), nil
+		}
+	}
+	return e.decideDropIn(ctx, snap, domain, r, start)
 }
 
 // unasked answers every descriptor alike, without a policy.

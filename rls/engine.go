@@ -37,6 +37,8 @@ type Config struct {
 	Bounds Bounds // zero fields: DefaultBounds
 
 	DenyCache *DenyCacheConfig // nil: every denial is the store's
+
+	DropIn DropInConfig // domains in the language of envoyproxy/ratelimit
 }
 
 // DescriptorTokens says what the descriptor entry Names.Authorization means at endpoints that know their callers by token.
@@ -96,6 +98,9 @@ type Engine struct {
 	denied *DenyCache // before the store; nil: none
 	active atomic.Pointer[snapshot]
 
+	ruleStats *ruleStats
+	over      *overCache // nil: none
+
 	loading     sync.Mutex // held by Use
 	bucketsMade uint64     // names emergency buckets for their lock order; guarded by loading
 }
@@ -122,7 +127,13 @@ func New(cfg Config) (*Engine, error) {
 	cfg.Bounds.KeyBytes = orDefault(cfg.Bounds.KeyBytes, bounds.KeyBytes)
 	cfg.Bounds.ValueBytes = orDefault(cfg.Bounds.ValueBytes, bounds.ValueBytes)
 
+	cfg.DropIn = cfg.DropIn.withDefaults()
+
 	e := &Engine{cfg: cfg, start: time.Now(), store: cfg.Store}
+	e.ruleStats = newRuleStats(cfg.DropIn.Recorder, cfg.DropIn.MaxStats)
+	if cfg.DropIn.LocalCacheBytes > 0 {
+		e.over = newOverCache(cfg.DropIn.LocalCacheBytes)
+	}
 	if cfg.DenyCache != nil {
 		e.denied = NewDenyCache(cfg.Store, *cfg.DenyCache)
 		e.store = e.denied
@@ -144,6 +155,11 @@ type snapshot struct {
 	set      *descriptors.Set
 	policies []policyState // by descriptors.Policy.Index
 	buckets  map[bucketID]*emergencyBucket
+
+	rules     []ruleState // by descriptors.DropInRule.Index
+	dropIns   map[string]EndpointRecorder
+	overrides map[string]RuleRecorder // of limits in requests, by domain
+	loaded    bool                    // false: before the first Use
 }
 
 // policyState is what the engine keeps for one policy.
@@ -159,7 +175,12 @@ func (e *Engine) Use(set *descriptors.Set) error {
 	e.loading.Lock()
 	defer e.loading.Unlock()
 	before := e.active.Load().buckets
-	next := &snapshot{set: set, policies: make([]policyState, len(set.Policies())), buckets: make(map[bucketID]*emergencyBucket)}
+	next := &snapshot{
+		set: set, policies: make([]policyState, len(set.Policies())), buckets: make(map[bucketID]*emergencyBucket), loaded: true,
+	}
+	if err := e.useDropIns(next, before); err != nil {
+		return err
+	}
 	for _, p := range set.Policies() {
 		bucket, err := e.emergencyFor(p, next.buckets, before)
 		if err != nil {
@@ -195,8 +216,13 @@ func (e *Engine) emergencyFor(p *descriptors.Policy, made, before map[bucketID]*
 		id.tenant = ""
 		return made[id], nil
 	}
+	return e.emergencyBucketFor(id, p.Emergency, made, before)
+}
+
+// emergencyBucketFor returns the bucket of that id with what was spent of the one before it.
+func (e *Engine) emergencyBucketFor(id bucketID, limits descriptors.Emergency, made, before map[bucketID]*emergencyBucket) (*emergencyBucket, error) {
 	e.bucketsMade++
-	b, err := newEmergencyBucket(e.bucketsMade, p.Emergency)
+	b, err := newEmergencyBucket(e.bucketsMade, limits)
 	if err != nil {
 		return nil, err
 	}
@@ -227,5 +253,7 @@ func perSecond(r algorithms.Rate) float64 {
 
 // monotonic returns the clock of the emergency caps.
 func (e *Engine) monotonic() algorithms.Micros {
-	return algorithms.Micros(time.Since(e.start).Microseconds())
+	return algorithms.Micros(e.sinceStart().Microseconds())
 }
+
+func (e *Engine) sinceStart() time.Duration { return time.Since(e.start) }

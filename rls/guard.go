@@ -60,14 +60,18 @@ func (e *Engine) observe(parts []*part) {
 			e.cfg.Recorder.DenyCacheHit()
 			continue
 		}
-		if h.answer.Healed > 0 {
-			e.cfg.Recorder.Healed(h.answer.Healed)
-		}
-		for i := range h.answer.Before {
-			if h.answer.Before[i].At > h.answer.Now {
-				e.cfg.Recorder.ClockBehind()
-				break
-			}
+		e.observeAnswer(&h.answer)
+	}
+}
+
+func (e *Engine) observeAnswer(a *Answer) {
+	if a.Healed > 0 {
+		e.cfg.Recorder.Healed(a.Healed)
+	}
+	for i := range a.Before {
+		if a.Before[i].At > a.Now {
+			e.cfg.Recorder.ClockBehind()
+			break
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/sentinel-rls/sentinel-rls/algorithms"
+	"github.com/sentinel-rls/sentinel-rls/descriptors"
 )
 
 // Take is one operation on one bucket.
@@ -22,7 +23,8 @@ type Take struct {
 }
 
 // Group is decided all or nothing: when one of its takes, peeks or charges does not fit, no take of the group spends and
-// no refund is paid. Charges are recorded whatever else happens, since they were already used. Keys are distinct.
+// no refund is paid. Charges are recorded whatever else happens, since they were already used, and so are the takes of
+// counting windows that do not fit. Keys are distinct.
 type Group []Take
 
 // Answer is the outcome of one group.
@@ -38,7 +40,8 @@ type Answer struct {
 // Store decides groups of takes.
 //
 // Decide returns one answer per group, in order. It is safe for concurrent use, returns by ctx's deadline, decides each
-// group atomically and never repeats a take whose outcome it does not know. An Answer.Err wraps exactly one of
+// group atomically and never repeats a take whose outcome it does not know. Groups of one call that share a key are
+// decided in their order. An Answer.Err wraps exactly one of
 // ErrTimeout, ErrUnavailable, ErrStore or ErrCircuitOpen. Groups are not kept after Decide returns.
 type Store interface {
 	Decide(ctx context.Context, groups []Group) []Answer
@@ -119,10 +122,11 @@ type Descriptor struct {
 	HasHits  bool
 	Negative bool // is_negative_hits: a refund
 	Override bool // the caller sent a limit of its own
+	Limit    LimitOverride
 }
 
 // Entry is one key and value of a Descriptor.
-type Entry struct{ Key, Value string }
+type Entry = descriptors.Entry
 
 // Status is the answer to one descriptor, or to the limits of one Check.
 type Status struct {
@@ -134,8 +138,13 @@ type Status struct {
 
 // Limit describes a limit to the caller.
 type Limit struct {
-	Name string          // "<endpoint id>" or "<endpoint id>:<limit name>"; visible ASCII
+	Name string          // "<endpoint id>" or "<endpoint id>:<limit name>", visible ASCII; drop-in: any text, or none
 	Rule algorithms.Rule // capacity or limit, window
+
+	// A drop-in limit is shown in the words of its file. No unit: as Rule has it.
+	PerUnit    int64
+	Unit       Unit
+	Multiplier int64
 }
 
 // Result is the answer to one request.
@@ -151,4 +160,9 @@ type Result struct {
 	RetryAfter time.Duration
 	Policy     string // the policy and limit that denied, else the policy that was asked: as Limit.Name
 	Document   bool   // the refusal carries the error document (native domains)
+
+	// What drop-in domains answer. Their statuses may be over limit in an admission (quota_mode, SHADOW_MODE).
+	Plain    bool           // no header or body of ours: the answer is as envoyproxy/ratelimit gives it
+	Headers  []Header       // response headers
+	Metadata map[string]any // dynamic metadata, its values as encoding/json has them; nil: none
 }

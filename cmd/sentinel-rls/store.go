@@ -22,14 +22,21 @@ type store struct {
 	degraded     func() []string                 // codes for /readyz; nil: it is never degraded
 	parts        []tiers.Part                    // what must run for it
 	check        func(ctx context.Context) error // called before anything is served; an error refuses the start
+	fallback     rls.Store                       // counts the limits of drop-in rules while Store cannot answer
 }
 
 // newStore returns Redis where a URL is configured, else the memory store. It connects to nothing.
 func newStore(cfg config.Config, recorder *telemetry.Recorder, log *slog.Logger) (store, error) {
+	build := func() (store, error) { return newRedisStore(cfg, recorder, log) }
 	if cfg.Redis.URL == "" {
-		return newMemoryStore(cfg, recorder)
+		build = func() (store, error) { return newMemoryStore(cfg, recorder) }
 	}
-	return newRedisStore(cfg, recorder, log)
+	s, err := build()
+	if err != nil {
+		return store{}, err
+	}
+	s.fallback, err = memory.New(memoryConfig(cfg, recorder))
+	return s, err
 }
 
 func newMemoryStore(cfg config.Config, recorder *telemetry.Recorder) (store, error) {

@@ -59,6 +59,7 @@ func engineConfig(cfg config.Config, s store, identities rls.Identifier, recorde
 		Reserve:           max(cfg.Guard.Reserve, time.Nanosecond), // the engine takes 0 for its default
 		NoDeadline:        cfg.Guard.NoDeadline,
 		DenyCache:         denyCache,
+		DropIn:            rls.DropInConfig{Fallback: s.fallback},
 		AuthzDomain:       cfg.Authz.Domain,
 		OKUnknownEndpoint: cfg.UnknownEndpoint == "ok",
 		DenyUnknownDomain: cfg.UnknownDomain == "over_limit",

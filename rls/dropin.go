@@ -1,0 +1,146 @@
+package rls
+
+import (
+	"strings"
+	"time"
+
+	"github.com/sentinel-rls/sentinel-rls/algorithms"
+	"github.com/sentinel-rls/sentinel-rls/descriptors"
+)
+
+// DropInConfig says how domains in the language of envoyproxy/ratelimit are answered. The names in capitals are that
+// service's environment variables.
+type DropInConfig struct {
+	// Compat makes the engine stand in for the service as a whole: a request without domain or descriptors, or one that
+	// comes before any policies, gets that service's error instead of a refusal.
+	Compat bool
+
+	// Fallback counts a rule's own limit while Store cannot answer, in this process alone: package store/memory. It must
+	// not need anything that can fail. Required once a set has drop-in domains.
+	Fallback Store
+
+	Headers         *LimitHeaders // LIMIT_RESPONSE_HEADERS_ENABLED; nil: none
+	DynamicMetadata bool          // RESPONSE_DYNAMIC_METADATA
+	Shadow          bool          // SHADOW_MODE: nothing is over limit but the statuses
+	Quota           bool          // QUOTA_MODE: every descriptor is one of quota_mode
+	StopWhenOver    bool          // STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT: what denies alone is counted
+	LocalCacheBytes int           // LOCAL_CACHE_SIZE_IN_BYTES: memory for buckets that are over limit; 0: none
+	NearRatio       float32       // NEAR_LIMIT_RATIO; 0.8
+
+	Recorder DropInRecorder // nil: nobody is told
+	// MaxStats bounds the statistics whose names hold values of requests (detailed_metric, value_to_metric, limits in
+	// requests); 10 000. Beyond it a rule counts under its own name, a limit of a request under its domain's "override".
+	MaxStats int
+}
+
+// LimitHeaders are the names of the headers that tell a client about the limit it is closest to.
+type LimitHeaders struct {
+	Limit     string // RateLimit-Limit
+	Remaining string // RateLimit-Remaining
+	Reset     string // RateLimit-Reset
+}
+
+// The defaults of DropInConfig.
+const (
+	DefaultNearRatio = 0.8
+	DefaultMaxStats  = 10_000
+)
+
+func (c DropInConfig) withDefaults() DropInConfig {
+	c.NearRatio = orDefault(c.NearRatio, DefaultNearRatio)
+	c.MaxStats = orDefault(c.MaxStats, DefaultMaxStats)
+	if c.Recorder == nil {
+		c.Recorder = noDropInRecorder{}
+	}
+	if c.Headers != nil {
+		h := *c.Headers
+		h.Limit = orDefault(h.Limit, "RateLimit-Limit")
+		h.Remaining = orDefault(h.Remaining, "RateLimit-Remaining")
+		h.Reset = orDefault(h.Reset, "RateLimit-Reset")
+		c.Headers = &h
+	}
+	return c
+}
+
+// DropInRecorder receives the statistics that the users of envoyproxy/ratelimit have on their dashboards. Safe for
+// concurrent use; never blocks.
+type DropInRecorder interface {
+	// Rule returns the recorder of one rule's statistic, the same one for the same name. It is called while policies load,
+	// and for names that hold values of requests at most DropInConfig.MaxStats times.
+	Rule(name RuleName) RuleRecorder
+	GlobalShadow() // SHADOW_MODE turned a denial into an admission
+	RedisError()   // a call failed because the store did (fail_mode: error)
+	ServiceError() // a call failed because the request is malformed, or nothing is loaded
+}
+
+// RuleRecorder receives what happened at one rule.
+type RuleRecorder interface {
+	Count(c RuleCounts)
+}
+
+// RuleCounts is what one descriptor adds to its rule's counters, in hits.
+type RuleCounts struct {
+	TotalHits               uint64
+	OverLimit               uint64
+	NearLimit               uint64
+	OverLimitWithLocalCache uint64
+	WithinLimit             uint64
+	ShadowMode              uint64
+}
+
+// RuleName names a rule's statistic: its domain, and for each level of the file key_value or key.
+type RuleName struct {
+	Domain string
+	Levels []string
+}
+
+// String returns the name as envoyproxy/ratelimit writes it, as "shop.plan_gold.user".
+func (n RuleName) String() string { return n.Domain + "." + strings.Join(n.Levels, ".") }
+
+// DropInError is the error on a call that fails as it does with envoyproxy/ratelimit: gRPC UNKNOWN with this text. Envoy
+// then goes by its failure_mode_deny.
+type DropInError struct{ Text string }
+
+// Error returns the text.
+func (e *DropInError) Error() string { return e.Text }
+
+// The texts of envoyproxy/ratelimit's errors.
+const (
+	errNoDomain      = "rate limit domain must not be empty"
+	errNoDescriptors = "rate limit descriptor list must not be empty"
+	errNotLoaded     = "no rate limit configuration loaded"
+)
+
+// Unit is the unit of time of a drop-in limit.
+type Unit = descriptors.Unit
+
+// UnitNamed returns the unit of that name, in any letter case. False: there is none.
+func UnitNamed(name string) (Unit, bool) { return descriptors.UnitNamed(name) }
+
+// LimitOverride is a limit that a request brings for one of its descriptors. Drop-in domains honour it.
+type LimitOverride struct {
+	PerUnit    uint32
+	Unit       Unit  // none: the caller sent one that does not exist
+	Multiplier int64 // at least 1; 0: the caller sent one that does not exist
+}
+
+// Header is a response header.
+type Header struct{ Name, Value string }
+
+// rule returns the rule of a limit in a request. False: it makes no sense, and is as if absent.
+func (o LimitOverride) rule() (algorithms.Rule, bool) {
+	if o.Unit.Length() == 0 || o.Multiplier < 1 || o.Multiplier > int64(algorithms.MaxWindow/o.Unit.Length()) {
+		return algorithms.Rule{}, false
+	}
+	rule, err := algorithms.NewCountingWindow(int64(o.PerUnit), o.Unit.Length()*time.Duration(o.Multiplier))
+	return rule, err == nil
+}
+
+// noDropInRecorder is told what nobody wants to know.
+type noDropInRecorder struct{}
+
+func (noDropInRecorder) Rule(RuleName) RuleRecorder { return noDropInRecorder{} }
+func (noDropInRecorder) GlobalShadow()              {}
+func (noDropInRecorder) RedisError()                {}
+func (noDropInRecorder) ServiceError()              {}
+func (noDropInRecorder) Count(RuleCounts)           {}

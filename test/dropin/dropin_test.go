@@ -1,0 +1,339 @@
+// Package dropin plays the scenarios that were observed on envoyproxy/ratelimit against the engine and its gRPC service,
+// over every kind of store.
+package dropin
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"github.com/prometheus/client_golang/prometheus"
+	"go.yaml.in/yaml/v4"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/sentinel-rls/sentinel-rls/descriptors"
+	"github.com/sentinel-rls/sentinel-rls/envoy"
+	"github.com/sentinel-rls/sentinel-rls/identity"
+	"github.com/sentinel-rls/sentinel-rls/internal/telemetry"
+	"github.com/sentinel-rls/sentinel-rls/internal/testserver"
+	"github.com/sentinel-rls/sentinel-rls/rls"
+	"github.com/sentinel-rls/sentinel-rls/store/memory"
+	"github.com/sentinel-rls/sentinel-rls/store/redis"
+)
+
+// scenario is one entry of scenarios.yaml.
+type scenario struct {
+	Name    string
+	Profile []string
+	Steps   []step
+}
+
+type step struct {
+	Domain      string
+	Hits        uint32
+	Descriptors [][][2]string `yaml:"d"`
+	OwnHits     []*uint64     `yaml:"dh"`
+	Limits      [][2]string   `yaml:"lim"`
+	Repeat      int
+	Want        want
+}
+
+type want struct {
+	GRPC    string `yaml:"grpc"`
+	Message string `yaml:"msg"`
+	Overall string
+	Status  []wantStatus      `yaml:"st"`
+	Headers map[string]string `yaml:"hdr"`
+}
+
+type wantStatus struct {
+	Code      string
+	PerUnit   *uint32 `yaml:"rpu"`
+	Unit      string
+	Remaining string `yaml:"rem"`
+	Name      string
+}
+
+// profiles say how the service's settings in each profile's environment read here.
+var profiles = map[string]rls.DropInConfig{
+	"default":         {},
+	"stop":            {StopWhenOver: true},
+	"stop-localcache": {StopWhenOver: true, LocalCacheBytes: 1_000_000},
+	"headers":         {Headers: &rls.LimitHeaders{}},
+}
+
+// TestConformance plays every scenario of each profile, and the default ones also with a local cache: the answers are the
+// same.
+func TestConformance(t *testing.T) {
+	t.Parallel()
+	dir := conformance(t)
+	var all []scenario
+	if err := yaml.Load([]byte(read(t, filepath.Join(dir, "scenarios.yaml"))), &all); err != nil {
+		t.Fatal(err)
+	}
+	names := map[string]string{"default with a local cache": "default"}
+	for name := range profiles {
+		names[name] = name
+	}
+	for name, profile := range names {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cfg := profiles[profile]
+			if name != profile {
+				cfg.LocalCacheBytes = 1_000_000
+			}
+			eachStore(t, func(t *testing.T, store rls.Store) {
+				client := serve(t, store, cfg, dir)
+				played := 0
+				for _, s := range all {
+					if !slices.Contains(s.profiles(), profile) {
+						continue
+					}
+					played++
+					t.Run(s.Name, func(t *testing.T) {
+						unique := fmt.Sprintf("u%d", time.Now().UnixNano())
+						for i, st := range s.Steps {
+							for range max(1, st.Repeat) {
+								st.play(t, i, client, unique)
+							}
+						}
+					})
+				}
+				if played == 0 {
+					t.Fatal("no scenario of this profile")
+				}
+			})
+		})
+	}
+}
+
+func (s *scenario) profiles() []string {
+	if len(s.Profile) == 0 {
+		return []string{"default"}
+	}
+	return s.Profile
+}
+
+// conformance returns the folder of the scenarios beside the project.
+func conformance(t *testing.T) string {
+	t.Helper()
+	root, err := testserver.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(root, "..", "shared", "conformance")
+	if _, err := os.Stat(dir); err != nil {
+		testserver.SkipUnlessCI(t, "no scenarios beside the project: %v", err)
+	}
+	return dir
+}
+
+func read(t *testing.T, name string) string {
+	t.Helper()
+	data, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// eachStore runs a test over the memory store and over each real server.
+func eachStore(t *testing.T, test func(t *testing.T, store rls.Store)) {
+	t.Helper()
+	t.Run("memory", func(t *testing.T) { test(t, newMemory(t)) })
+	for _, kind := range testserver.Kinds() {
+		t.Run(string(kind), func(t *testing.T) {
+			server := testserver.Start(t, kind)
+			store, err := redis.New(redis.Config{URL: "redis://" + server.Addr(), Budget: 5 * time.Second})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, stop := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			go func() { done <- store.Run(ctx) }()
+			t.Cleanup(func() {
+				stop()
+				if err := <-done; err != nil {
+					t.Error(err)
+				}
+			})
+			test(t, store)
+		})
+	}
+}
+
+func newMemory(t *testing.T) rls.Store {
+	t.Helper()
+	store, err := memory.New(memory.Config{MaxBuckets: 10_000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return store
+}
+
+// nobody identifies no one: drop-in domains know no identities.
+type nobody struct{}
+
+func (nobody) Tenant(identity.Credentials) (identity.Identity, error) {
+	return identity.Identity{}, identity.ErrMissing
+}
+func (nobody) Anonymous(identity.Credentials) identity.Identity { return identity.Identity{} }
+func (nobody) Cookie(string) (string, bool)                     { return "", false }
+func (nobody) Address(text string) (string, bool) {
+	_, err := netip.ParseAddr(text)
+	return text, err == nil
+}
+
+// serve answers for the files of dir/config until the test ends.
+func serve(t *testing.T, store rls.Store, cfg rls.DropInConfig, dir string) rlsv3.RateLimitServiceClient {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(dir, "config", "*.yaml"))
+	if err != nil || len(paths) == 0 {
+		t.Fatalf("files %v: %v", paths, err)
+	}
+	files := make([]descriptors.File, len(paths))
+	for i, path := range paths {
+		files[i] = descriptors.File{Name: filepath.Base(path), Data: []byte(read(t, path))}
+	}
+	set, err := descriptors.Parse(files, descriptors.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Compat, cfg.Fallback = true, newMemory(t)
+	recorder := telemetry.New(telemetry.Config{Registerer: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)})
+	engine, err := rls.New(rls.Config{
+		Store: store, Identifier: nobody{}, Recorder: recorder, DropIn: cfg,
+		StoreBudget: 5 * time.Second, NoDeadline: 10 * time.Second,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := engine.Use(set); err != nil {
+		t.Fatal(err)
+	}
+	server, err := envoy.NewServer(envoy.Config{Engine: engine, Recorder: recorder, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = conn.Close()
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		if err := server.Shutdown(ctx); err != nil {
+			t.Error(err)
+		}
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	return rlsv3.NewRateLimitServiceClient(conn)
+}
+
+func (st *step) request(unique string) *rlsv3.RateLimitRequest {
+	r := &rlsv3.RateLimitRequest{Domain: st.Domain, HitsAddend: st.Hits}
+	for i, entries := range st.Descriptors {
+		d := &ratelimitv3.RateLimitDescriptor{}
+		for _, e := range entries {
+			d.Entries = append(d.Entries, &ratelimitv3.RateLimitDescriptor_Entry{Key: e[0], Value: strings.ReplaceAll(e[1], "$U", unique)})
+		}
+		if i < len(st.OwnHits) && st.OwnHits[i] != nil {
+			d.HitsAddend = wrapperspb.UInt64(*st.OwnHits[i])
+		}
+		if i < len(st.Limits) && st.Limits[i] != [2]string{} {
+			var perUnit uint32
+			_, _ = fmt.Sscan(st.Limits[i][0], &perUnit)
+			d.Limit = &ratelimitv3.RateLimitDescriptor_RateLimitOverride{
+				RequestsPerUnit: perUnit, Unit: typev3.RateLimitUnit(typev3.RateLimitUnit_value[st.Limits[i][1]]),
+			}
+		}
+		r.Descriptors = append(r.Descriptors, d)
+	}
+	return r
+}
+
+func (st *step) play(t *testing.T, i int, client rlsv3.RateLimitServiceClient, unique string) {
+	t.Helper()
+	resp, err := client.ShouldRateLimit(t.Context(), st.request(unique))
+	if st.Want.GRPC != "" {
+		if got := status.Convert(err); got.Code().String() != st.Want.GRPC || got.Message() != st.Want.Message {
+			t.Fatalf("step %d: got %v, want %s %q", i, err, st.Want.GRPC, st.Want.Message)
+		}
+		return
+	}
+	if err != nil {
+		t.Fatalf("step %d: %v", i, err)
+	}
+	if got := resp.GetOverallCode().String(); got != st.Want.Overall {
+		t.Fatalf("step %d: overall %s, want %s: %v", i, got, st.Want.Overall, resp)
+	}
+	for j := range st.Want.Status {
+		if j >= len(resp.GetStatuses()) {
+			t.Fatalf("step %d: %d statuses", i, len(resp.GetStatuses()))
+		}
+		if problem := st.Want.Status[j].differs(resp.GetStatuses()[j]); problem != "" {
+			t.Fatalf("step %d, status %d: %s: %v", i, j, problem, resp)
+		}
+	}
+	if st.Want.Headers == nil {
+		return
+	}
+	if len(resp.GetResponseHeadersToAdd()) != len(st.Want.Headers) {
+		t.Fatalf("step %d: headers %v, want %v", i, resp.GetResponseHeadersToAdd(), st.Want.Headers)
+	}
+	for _, h := range resp.GetResponseHeadersToAdd() {
+		if want, ok := st.Want.Headers[h.GetKey()]; !ok || want != "any" && h.GetValue() != want {
+			t.Errorf("step %d: header %v, want %q", i, h, want)
+		}
+	}
+}
+
+func (w *wantStatus) differs(got *rlsv3.RateLimitResponse_DescriptorStatus) string {
+	remaining := w.Remaining
+	if remaining == "" {
+		remaining = "0"
+	}
+	limit := got.GetCurrentLimit()
+	switch {
+	case got.GetCode().String() != w.Code:
+		return "code, want " + w.Code
+	case remaining != "any" && fmt.Sprint(got.GetLimitRemaining()) != remaining:
+		return "remaining, want " + remaining
+	case (limit == nil) != (w.PerUnit == nil) || (got.GetDurationUntilReset() == nil) != (w.PerUnit == nil):
+		return "limit or reset is there, or is not"
+	case limit == nil:
+		return ""
+	case limit.GetRequestsPerUnit() != *w.PerUnit || limit.GetUnit().String() != w.Unit || limit.GetName() != w.Name:
+		return fmt.Sprintf("limit, want %d/%s %q", *w.PerUnit, w.Unit, w.Name)
+	}
+	unit, _ := rls.UnitNamed(w.Unit)
+	length := int64(unit.Length() / time.Second)
+	left := length - time.Now().Unix()%length
+	if d := left - got.GetDurationUntilReset().GetSeconds(); (d > 1 || d < -1) && left != length {
+		return fmt.Sprintf("reset, want about %d s", left)
+	}
+	return ""
+}
