@@ -39,6 +39,10 @@ bench: servers ## Throughput, CPU per call and memory beside a bare gRPC server 
 chaos: servers ## Failure drills against a real server (DRILL=frozen for one of them)
 	go run ./test/chaos -drill "$(DRILL)"
 
+.PHONY: reload
+reload: ## 500 calls a second for a minute while the policies change every 100 ms
+	RELOAD_FOR=60s go test -run TestReloadUnderLoad -v -count=1 ./cmd/sentinel-rls
+
 .PHONY: parity
 parity: servers ## Scripts against the Go rules on real servers (CHECKS=3000 SEED=n)
 	PARITY_CHECKS='$(CHECKS)' PARITY_SEED='$(SEED)' go test -run TestParity -v -count=1 -timeout 60m ./lua/

@@ -19,7 +19,8 @@ type settings struct {
 	cfg      config.Config
 	warnings []config.Warning
 	policies *descriptors.Set
-	demo     *demo // not nil: nothing was configured, and the built-in endpoint is served
+	files    []descriptors.File // that policies were read from
+	demo     *demo              // not nil: nothing was configured, and the built-in endpoint is served
 }
 
 // load is the same for serve and validate. Every error of it is an invalidError.
@@ -37,7 +38,7 @@ func loadParts(file string, env []string, flags []config.Override) (s settings, 
 	}
 	switch {
 	case len(s.cfg.Policies) > 0:
-		s.policies, err = readPolicies(s.cfg.Policies, s.cfg.Redis.KeyPrefix)
+		s.files, s.policies, err = readPolicies(s.cfg.Policies, policyOptions(s.cfg))
 	case file != "":
 		s.policies = new(descriptors.Set)
 	case s.cfg.Redis.URL != "":
@@ -68,13 +69,19 @@ func checkIdentity(cfg config.Config) error {
 	return errors.Join(err, t.checkFiles(context.Background(), cfg))
 }
 
-// readPolicies returns the set of all files that paths name.
-func readPolicies(paths []string, keyPrefix string) (*descriptors.Set, error) {
-	files, err := policyfile.Read(paths)
+// readPolicies returns the files that paths name, and the set of them.
+func readPolicies(paths []string, opts descriptors.Options) ([]descriptors.File, *descriptors.Set, error) {
+	files, err := policyfile.ReadSteady(paths)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return descriptors.Parse(files, descriptors.Options{KeyPrefix: keyPrefix})
+	set, err := descriptors.Parse(files, opts)
+	return files, set, err
+}
+
+// policyOptions says how the configuration has policies compiled.
+func policyOptions(cfg config.Config) descriptors.Options {
+	return descriptors.Options{KeyPrefix: cfg.Redis.KeyPrefix}
 }
 
 // fit checks what configuration and policies demand of one another.

@@ -7,6 +7,10 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
+	"os/signal"
+	"slices"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -33,6 +37,9 @@ type serveCommand struct {
 
 // Run serves until the context is done.
 func (c *serveCommand) Run(env *environment) error {
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP) // before anything else: a hangup must not end a process that is starting
+	defer signal.Stop(hangups)
 	s, err := load(c.Config, env.variables, overrides(
 		override("--grpc", "grpc.address", given(c.GRPC)...),
 		override("--admin", "admin.address", given(c.Admin)...),
@@ -46,7 +53,7 @@ func (c *serveCommand) Run(env *environment) error {
 	if err != nil {
 		return err
 	}
-	return p.run(env.ctx)
+	return p.run(env.ctx, hangups)
 }
 
 // given returns what a flag was set to, if it was.
@@ -87,6 +94,7 @@ type program struct {
 	logWriter *telemetry.Writer
 	store     store
 	tokens    *tokens
+	live      *livePolicies
 	health    *admin.Health
 	grpc      *envoy.Server
 	admin     *admin.Server
@@ -121,16 +129,14 @@ func assemble(s settings, env *environment) (*program, error) {
 	if err != nil {
 		return nil, err
 	}
-	loaded := time.Now()
+	p.live = &livePolicies{cfg: s.cfg, engine: engine, recorder: recorder, log: p.log}
 	p.health = admin.NewHealth(p.degraded)
-	active := describe(s.policies, loaded)
 	p.admin = admin.New(admin.Config{
-		Gatherer: registry, Health: p.health, Policies: func() *admin.Policies { return active },
+		Gatherer: registry, Health: p.health, Policies: p.live.shown.Load,
 		Token: s.cfg.Admin.Token.Reveal(), Log: p.log,
 	})
 
-	recorder.PoliciesLoaded(telemetry.Policies{Hash: s.policies.Hash(), Loaded: loaded, Endpoints: len(active.Endpoints)})
-	if err := engine.Use(s.policies); err != nil {
+	if err := p.live.use(s.policies); err != nil {
 		return nil, invalidError{err}
 	}
 	p.health.Loaded()
@@ -156,7 +162,7 @@ func (p *program) degraded() (codes []string) {
 	if p.store.degraded != nil {
 		codes = p.store.degraded()
 	}
-	return append(codes, p.tokens.degraded()...)
+	return append(append(codes, p.tokens.degraded()...), p.live.degraded()...)
 }
 
 func (p *program) warnOfPrivatePeer(netip.Addr) {
@@ -164,7 +170,7 @@ func (p *program) warnOfPrivatePeer(netip.Addr) {
 }
 
 // run listens, starts every part and returns when all have stopped.
-func (p *program) run(ctx context.Context) error {
+func (p *program) run(ctx context.Context, hangups <-chan os.Signal) error {
 	defer p.close()
 	if err := p.store.check(ctx); err != nil {
 		return err
@@ -190,7 +196,9 @@ func (p *program) run(ctx context.Context) error {
 		tiers.Tier{Name: "listeners", Bound: drain + stopMargin, Parts: []tiers.Part{
 			{Name: "grpc", Run: func(ctx context.Context) error { return p.serveGRPC(ctx, grpcListener) }},
 		}},
-		tiers.Tier{Name: "workers", Bound: workersBound, Parts: append(p.tokens.parts(), p.store.parts...)},
+		tiers.Tier{Name: "workers", Bound: workersBound, Parts: slices.Concat(p.tokens.parts(), p.store.parts, []tiers.Part{
+			{Name: "policies", Run: func(ctx context.Context) error { return p.live.watch(ctx, p.files, hangups) }},
+		})},
 		tiers.Tier{Name: "sinks", Bound: sinksBound, Parts: []tiers.Part{{Name: "log", Run: p.logWriter.Run}}},
 		tiers.Tier{Name: "operators", Bound: adminBound, Parts: []tiers.Part{
 			{Name: "admin", Run: func(ctx context.Context) error { return p.admin.Run(ctx, adminListener) }},
@@ -232,6 +240,7 @@ func (p *program) tellStart(grpc, admin net.Addr) {
 	case len(p.policies.Policies()) == 0:
 		p.log.Warn("no policies: nothing is limited, and every Check is an unknown endpoint")
 	}
+	warnOfPolicies(p.log, p.policies)
 	build := telemetry.ReadBuild(version)
 	p.log.Info("serving", "version", build.Version, "grpc", grpc.String(), "admin", admin.String(), "store", p.store.name,
 		"policies", p.policies.Hash())

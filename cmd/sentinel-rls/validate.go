@@ -25,7 +25,7 @@ func (c *validateCommand) Validate() error {
 // Run prints what the policies hold, or every problem in them.
 func (c *validateCommand) Run(env *environment) error {
 	if c.Config == "" {
-		set, err := readPolicies(c.Paths, "")
+		_, set, err := readPolicies(c.Paths, descriptors.Options{})
 		if err != nil {
 			return invalidError{err}
 		}

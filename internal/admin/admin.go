@@ -53,6 +53,10 @@ type Policies struct {
 	Files     []string   `json:"files"`
 	Domains   []string   `json:"domains"`
 	Endpoints []Endpoint `json:"endpoints"`
+
+	// Stale: the files cannot be used, so this set, the last good one, is served. Problems then says why.
+	Stale    bool     `json:"stale"`
+	Problems []string `json:"problems,omitempty"`
 }
 
 // Endpoint is one endpoint of Policies.

@@ -114,7 +114,7 @@ func TestPoliciesShowTheActiveSet(t *testing.T) {
 		t.Fatalf("/policies: %d, %v", w.Code, w.Header())
 	}
 	want := `{"hash":"abc","loaded":"2026-01-02T03:04:05Z","files":["shop.yaml"],"domains":["shop"],"endpoints":[` +
-		`{"id":"orders","domain":"shop","policy_version":3,"identity":"tenant_jwt","fail_mode":"fail_open","mode":"enforce","tenants":1}]}`
+		`{"id":"orders","domain":"shop","policy_version":3,"identity":"tenant_jwt","fail_mode":"fail_open","mode":"enforce","tenants":1}],"stale":false}`
 	if got := strings.TrimSpace(w.Body.String()); got != want {
 		t.Errorf("/policies\n%s\nwant\n%s", got, want)
 	}
