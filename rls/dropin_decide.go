@@ -645,7 +645,7 @@ func (e *Engine) warms(snap *snapshot, a *dropInAsk, t *dropInTake) bool {
 
 func (e *Engine) dropInDenial(domain *descriptors.DropIn, p *dropInPlan, res *Result, latency time.Duration) Denial {
 	d := Denial{
-		Service: ServiceRateLimit, Domain: domain.Name(), EndpointID: dropInEndpoint(domain.Name()), Policy: res.Policy,
+		Service: ServiceRateLimit, Domain: domain.Name(), EndpointID: DropInEndpoint(domain.Name()), Policy: res.Policy,
 		IdentityMode: "descriptor", Reason: res.Reason, Class: res.Class, Source: res.Source, DecisionID: res.DecisionID,
 		Latency: latency, BreakerState: "none",
 	}
@@ -661,8 +661,8 @@ func (e *Engine) dropInDenial(domain *descriptors.DropIn, p *dropInPlan, res *Re
 	return d
 }
 
-// dropInEndpoint is the endpoint id under which decisions of a drop-in domain are recorded.
-func dropInEndpoint(domain string) string { return "drop-in:" + domain }
+// DropInEndpoint returns the endpoint id under which decisions of a drop-in domain are recorded.
+func DropInEndpoint(domain string) string { return "drop-in:" + domain }
 
 // useDropIns prepares what the engine keeps for the drop-in domains of a set.
 func (e *Engine) useDropIns(next *snapshot, before map[bucketID]*emergencyBucket) error {
@@ -674,7 +674,7 @@ func (e *Engine) useDropIns(next *snapshot, before map[bucketID]*emergencyBucket
 	next.dropIns = make(map[string]EndpointRecorder, len(domains))
 	next.overrides = make(map[string]RuleRecorder, len(domains))
 	for _, d := range domains {
-		next.dropIns[d.Name()] = e.cfg.Recorder.Endpoint(dropInEndpoint(d.Name()))
+		next.dropIns[d.Name()] = e.cfg.Recorder.Endpoint(DropInEndpoint(d.Name()))
 		next.overrides[d.Name()] = e.cfg.DropIn.Recorder.Rule(RuleName{d.Name(), []string{"override"}})
 	}
 	type bound struct{ capacity, rate float64 }
@@ -687,7 +687,7 @@ func (e *Engine) useDropIns(next *snapshot, before map[bucketID]*emergencyBucket
 			state.limits[i] = Limit{Name: l.Name, Rule: l.Rule, PerUnit: l.PerUnit, Unit: l.Unit, Multiplier: l.Multiplier}
 		}
 		if r.Emergency != nil {
-			id := bucketID{dropInEndpoint(r.Domain), name.String(), ""}
+			id := bucketID{DropInEndpoint(r.Domain), name.String(), ""}
 			bucket, err := e.emergencyBucketFor(id, *r.Emergency, next.buckets, before)
 			if err != nil {
 				return fmt.Errorf("%s:%d: emergency: %w", r.File, r.Line, err)
@@ -698,8 +698,8 @@ func (e *Engine) useDropIns(next *snapshot, before map[bucketID]*emergencyBucket
 		}
 		next.rules[r.Index] = state
 	}
-	for name, b := range bounds {
-		next.dropIns[name].EmergencyBound(b.capacity, b.rate)
+	for name, recorder := range next.dropIns {
+		recorder.EmergencyBound(bounds[name].capacity, bounds[name].rate)
 	}
 	return nil
 }

@@ -190,7 +190,7 @@ func (e *Engine) Use(set *descriptors.Set) error {
 		for i := range p.Limits {
 			ps.limits[i] = Limit{Name: limitName(p, &p.Limits[i]), Rule: p.Limits[i].Rule}
 		}
-		if bucket != nil && p.Tenant == "" {
+		if p.Tenant == "" { // zeros with fail_closed
 			ps.recorder.EmergencyBound(float64(p.Emergency.Capacity), perSecond(p.Emergency.Refill))
 		}
 		next.policies[p.Index] = ps

@@ -40,12 +40,11 @@ type livePolicies struct {
 
 // use makes a set that was checked the active one. The error names a policy whose emergency cap no rule can hold.
 func (l *livePolicies) use(set *descriptors.Set) error {
-	loaded := time.Now()
-	shown := describe(set, loaded)
-	l.recorder.PoliciesLoaded(telemetry.Policies{Hash: set.Hash(), Loaded: loaded, Endpoints: len(shown.Endpoints)})
 	if err := l.engine.Use(set); err != nil {
 		return err
 	}
+	shown := describe(set, time.Now())
+	l.recorder.PoliciesLoaded(telemetry.Policies{Hash: shown.Hash, Loaded: shown.Loaded, Endpoints: labels(set)})
 	l.active = set
 	l.shown.Store(shown)
 	return nil
@@ -141,6 +140,19 @@ func warnOfPolicies(log *slog.Logger, set *descriptors.Set) {
 	for _, w := range set.Warnings() {
 		log.Warn("odd policy", "problem", w.Error())
 	}
+}
+
+// labels returns the endpoint ids that decisions of the set are recorded under.
+func labels(set *descriptors.Set) (ids []string) {
+	for _, p := range set.Policies() {
+		if p.Tenant == "" {
+			ids = append(ids, p.Endpoint)
+		}
+	}
+	for _, d := range set.DropIns() {
+		ids = append(ids, rls.DropInEndpoint(d.Name()))
+	}
+	return ids
 }
 
 func fileNames(set *descriptors.Set) []string {

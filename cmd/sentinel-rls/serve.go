@@ -237,7 +237,7 @@ func (p *program) tellStart(grpc, admin net.Addr) {
 	switch {
 	case p.demo != nil:
 		p.log.Warn("serving the built-in demo endpoint only: nothing is configured")
-	case len(p.policies.Policies()) == 0:
+	case len(p.policies.Policies()) == 0 && len(p.policies.DropIns()) == 0:
 		p.log.Warn("no policies: nothing is limited, and every Check is an unknown endpoint")
 	}
 	warnOfPolicies(p.log, p.policies)
@@ -294,6 +294,10 @@ func describe(set *descriptors.Set, loaded time.Time) *admin.Policies {
 			ID: p.Endpoint, Domain: p.Domain, Version: p.Version,
 			Identity: p.Identity.String(), FailMode: p.FailMode.String(), Mode: p.Mode.String(),
 		})
+	}
+	for _, d := range set.DropIns() {
+		shown.Domains = append(shown.Domains, d.Name())
+		shown.DropIns = append(shown.DropIns, admin.DropIn{Domain: d.Name(), Rules: d.Rules()})
 	}
 	return shown
 }

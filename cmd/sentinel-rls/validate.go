@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 
 	"github.com/sentinel-rls/sentinel-rls/descriptors"
 )
@@ -29,7 +28,7 @@ func (c *validateCommand) Run(env *environment) error {
 		if err != nil {
 			return invalidError{err}
 		}
-		return summarize(env.stdout, set)
+		return summarize(env, set)
 	}
 	s, err := load(c.Config, env.variables, overrides(override("PATH", "policies", c.Paths...)))
 	if err != nil {
@@ -38,20 +37,23 @@ func (c *validateCommand) Run(env *environment) error {
 	for _, w := range s.warnings {
 		fmt.Fprintln(env.stderr, "sentinel-rls: warning: "+w.String())
 	}
-	return summarize(env.stdout, s.policies)
+	return summarize(env, s.policies)
 }
 
-// summarize prints one paragraph per file and OK.
-func summarize(w io.Writer, set *descriptors.Set) error {
+// summarize prints one paragraph per file and OK, and what the files probably mean otherwise than they say.
+func summarize(env *environment, set *descriptors.Set) error {
+	for _, w := range set.Warnings() {
+		fmt.Fprintln(env.stderr, "sentinel-rls: warning: "+w.Error())
+	}
 	for _, file := range set.Summary() {
-		if _, err := fmt.Fprintln(w, file); err != nil {
+		if _, err := fmt.Fprintln(env.stdout, file); err != nil {
 			return err
 		}
 	}
 	last := set.Hash()
-	if len(set.Policies()) == 0 {
+	if len(set.Policies()) == 0 && len(set.DropIns()) == 0 {
 		last = "no policies: nothing is limited"
 	}
-	_, err := fmt.Fprintln(w, "OK", last)
+	_, err := fmt.Fprintln(env.stdout, "OK", last)
 	return err
 }

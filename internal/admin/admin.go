@@ -53,6 +53,7 @@ type Policies struct {
 	Files     []string   `json:"files"`
 	Domains   []string   `json:"domains"`
 	Endpoints []Endpoint `json:"endpoints"`
+	DropIns   []DropIn   `json:"drop_ins,omitempty"`
 
 	// Stale: the files cannot be used, so this set, the last good one, is served. Problems then says why.
 	Stale    bool     `json:"stale"`
@@ -68,6 +69,12 @@ type Endpoint struct {
 	FailMode string `json:"fail_mode"`
 	Mode     string `json:"mode"`
 	Tenants  int    `json:"tenants"` // replacements for named tenants
+}
+
+// DropIn is one domain of Policies in the language of envoyproxy/ratelimit.
+type DropIn struct {
+	Domain string `json:"domain"`
+	Rules  int    `json:"rules"`
 }
 
 // Server answers the operator's requests.

@@ -52,7 +52,7 @@ func everything() describing {
 	r.WatchBreaker(func() string { return "closed" })
 	r.WatchMemoryStore(func() int { return 0 })
 	r.WatchLog(telemetry.NewWriter(io.Discard, 1))
-	r.PoliciesLoaded(telemetry.Policies{Hash: "h", Loaded: time.Unix(1, 0), Endpoints: 1})
+	r.PoliciesLoaded(telemetry.Policies{Hash: "h", Loaded: time.Unix(1, 0), Endpoints: []string{"orders"}})
 	r.Endpoint("orders").Decision(rls.Allowed, time.Millisecond)
 	r.JWKS("https://id.test/jwks").Fetched(time.Second, true)
 	r.WatchJWKS(noKeys{})

@@ -18,14 +18,20 @@ const (
 type Policies struct {
 	Hash      string // of the files' content
 	Loaded    time.Time
-	Endpoints int
+	Endpoints []string // ids, as given to Endpoint
 }
 
-// PoliciesLoaded shows a new active set. Call it before Engine.Use, which states the emergency bounds anew: those of
-// the set before become 0 here, so that an endpoint that lost its cap does not keep showing one.
+// PoliciesLoaded shows a new active set, once Engine.Use has stated its emergency bounds. Those of endpoints that are
+// gone become 0.
 func (r *Recorder) PoliciesLoaded(p Policies) {
-	r.endpoints.Range(func(_, e any) bool {
-		e.(*endpoint).EmergencyBound(0, 0)
+	kept := make(map[string]bool, len(p.Endpoints))
+	for _, id := range p.Endpoints {
+		kept[id] = true
+	}
+	r.endpoints.Range(func(id, e any) bool {
+		if !kept[id.(string)] {
+			e.(*endpoint).EmergencyBound(0, 0)
+		}
 		return true
 	})
 	r.policies.active.Store(&p)
@@ -63,7 +69,7 @@ var (
 	policiesLoadedDesc = prometheus.NewDesc("sentinel_policies_loaded_timestamp_seconds",
 		"When the active policies were loaded.", nil, nil)
 	policiesEndpointsDesc = prometheus.NewDesc("sentinel_policies_endpoints",
-		"Endpoints of the active policies.", nil, nil)
+		"Endpoints of the active policies; a domain of envoyproxy/ratelimit counts as one.", nil, nil)
 	policiesStaleDesc = prometheus.NewDesc("sentinel_policies_stale",
 		"1 while the policy files cannot be used and the last good set is served instead.", nil, nil)
 )
@@ -82,6 +88,6 @@ func (c *policiesCollector) Collect(out chan<- prometheus.Metric) {
 	}
 	out <- prometheus.MustNewConstMetric(policiesInfoDesc, prometheus.GaugeValue, 1, label(p.Hash))
 	out <- prometheus.MustNewConstMetric(policiesLoadedDesc, prometheus.GaugeValue, float64(p.Loaded.UnixMilli())/1000)
-	out <- prometheus.MustNewConstMetric(policiesEndpointsDesc, prometheus.GaugeValue, float64(p.Endpoints))
+	out <- prometheus.MustNewConstMetric(policiesEndpointsDesc, prometheus.GaugeValue, float64(len(p.Endpoints)))
 	out <- prometheus.MustNewConstMetric(policiesStaleDesc, prometheus.GaugeValue, oneIf(c.stale.Load()))
 }

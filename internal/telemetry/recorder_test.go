@@ -241,7 +241,7 @@ func TestMT_02_InvalidUTF8IsNoLabelAndNoPanic(t *testing.T) {
 	r.Repaired(bad)
 	r.BreakerChanged(bad, bad)
 	r.Denied(rls.Denial{EndpointID: bad, Reason: bad, IdentityHash: bad})
-	r.PoliciesLoaded(telemetry.Policies{Hash: bad, Loaded: time.Unix(1, 0), Endpoints: 1})
+	r.PoliciesLoaded(telemetry.Policies{Hash: bad, Loaded: time.Unix(1, 0), Endpoints: []string{bad}})
 	telemetry.RegisterProcess(reg, telemetry.Build{Version: bad, Revision: bad, Go: bad})
 
 	families, err := reg.Gather()
@@ -269,8 +269,8 @@ func TestMT_05_ReloadsAndTransitionsKeepTheMetricsTrue(t *testing.T) {
 	state := "closed"
 	r.WatchBreaker(func() string { return state })
 	for i := range 100 {
-		r.PoliciesLoaded(telemetry.Policies{Hash: "h", Loaded: time.UnixMilli(int64(i) * 1500), Endpoints: i})
 		r.Endpoint("orders").EmergencyBound(float64(i), 1)
+		r.PoliciesLoaded(telemetry.Policies{Hash: "h", Loaded: time.UnixMilli(int64(i) * 1500), Endpoints: []string{"orders"}})
 		r.Endpoint("orders").Decision(rls.Allowed, time.Millisecond)
 		for _, next := range []string{"open", "half-open", "closed"} {
 			r.BreakerChanged(state, next)
@@ -293,7 +293,7 @@ sentinel_breaker_transitions_total{to="open"} 100
 `, "sentinel_breaker_transitions_total")
 	wantMetrics(t, reg, `sentinel_policies_info{hash="h"} 1`, "sentinel_policies_info")
 	wantMetrics(t, reg, `sentinel_policies_loaded_timestamp_seconds 148.5`, "sentinel_policies_loaded_timestamp_seconds")
-	wantMetrics(t, reg, `sentinel_policies_endpoints 99`, "sentinel_policies_endpoints")
+	wantMetrics(t, reg, `sentinel_policies_endpoints 1`, "sentinel_policies_endpoints")
 	wantMetrics(t, reg, `sentinel_emergency_capacity{endpoint_id="orders"} 99`, "sentinel_emergency_capacity")
 
 	// Files that cannot be used are seen until they can.
