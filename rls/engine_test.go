@@ -102,6 +102,7 @@ type notebook struct {
 	mu      sync.Mutex
 	counts  map[string]int
 	denials []rls.Denial
+	refused []rls.Refused
 }
 
 func (n *notebook) add(format string, args ...any) {
@@ -126,12 +127,19 @@ func (n *notebook) Endpoint(id string) rls.EndpointRecorder { return page{n, id}
 func (n *notebook) StoreFailure(c rls.Class)                { n.add("store failure %s", c) }
 func (n *notebook) UnknownEndpoint(s rls.Service)           { n.add("unknown endpoint %s", s) }
 func (n *notebook) UnknownDomain(s rls.Service)             { n.add("unknown domain %s", s) }
-func (n *notebook) Unauthenticated(r rls.Refused)           { n.add("unauthenticated %s", r.Service) }
-func (n *notebook) Ignored(what rls.Ignored, k int)         { n.add("ignored %d %s", k, what) }
-func (n *notebook) RequestRefused(b rls.Bound)              { n.add("refused %s", b) }
-func (n *notebook) Healed(k int)                            { n.add("healed %d", k) }
-func (n *notebook) DenyCacheHit()                           { n.add("deny cache hit") }
-func (n *notebook) ClockBehind()                            { n.add("clock behind") }
+
+func (n *notebook) Unauthenticated(r rls.Refused) {
+	n.add("unauthenticated %s", r.Service)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.refused = append(n.refused, r)
+}
+
+func (n *notebook) Ignored(what rls.Ignored, k int) { n.add("ignored %d %s", k, what) }
+func (n *notebook) RequestRefused(b rls.Bound)      { n.add("refused %s", b) }
+func (n *notebook) Healed(k int)                    { n.add("healed %d", k) }
+func (n *notebook) DenyCacheHit()                   { n.add("deny cache hit") }
+func (n *notebook) ClockBehind()                    { n.add("clock behind") }
 func (n *notebook) Denied(d rls.Denial) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

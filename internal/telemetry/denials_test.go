@@ -189,3 +189,27 @@ func TestDenialsBelowTheLogLevelAreNotCountedAsSuppressed(t *testing.T) {
 	}
 	wantMetrics(t, reg, "sentinel_denials_suppressed_total 0", "sentinel_denials_suppressed_total")
 }
+
+// A refused credential is logged with the check that refused it, each check sampled for itself, and one that was merely
+// missing only for debugging.
+func TestRefusedCredentialsAreLogged(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	log := slog.New(slog.NewJSONHandler(&out, &slog.HandlerOptions{Level: slog.LevelInfo}))
+	r := telemetry.New(telemetry.Config{Registerer: prometheus.NewRegistry(), Log: log, DenialsPerSecond: 2})
+	for range 100 {
+		r.Unauthenticated(rls.Refused{Service: rls.ServiceAuthz, EndpointID: "orders", Check: "expired"})
+		r.Unauthenticated(rls.Refused{Service: rls.ServiceAuthz, Check: "no credential", Missing: true})
+	}
+	r.Unauthenticated(rls.Refused{Service: rls.ServiceRateLimit, Check: "the signature does not verify"})
+	text := out.String()
+	if n := strings.Count(text, `"check":"expired"`); n < 2 || n > 8 {
+		t.Errorf("%d records of a flood, want 2 a second:\n%s", n, text)
+	}
+	if !strings.Contains(text, `"msg":"credential refused","service":"ratelimit","endpoint_id":"","check":"the signature does not verify"`) {
+		t.Errorf("the flood hid another check:\n%s", text)
+	}
+	if strings.Contains(text, "no credential") {
+		t.Errorf("logs that nothing was presented:\n%s", text)
+	}
+}
