@@ -57,7 +57,7 @@ func (s *clockStore) decide(g rls.Group) rls.Answer {
 		a.Allowed = t.Rule.Verdict(t.Op, a.Before[i], s.now, t.Cost).Allowed && a.Allowed
 	}
 	for _, t := range g {
-		if a.Allowed || t.Op == algorithms.OpCharge {
+		if a.Allowed || t.Rule.Insists(t.Op, t.Rule.Admits(t.Op, s.buckets[t.Key], s.now, t.Cost)) {
 			s.buckets[t.Key] = t.Rule.Apply(t.Op, s.buckets[t.Key], s.now, t.Cost, t.Window)
 		}
 	}
