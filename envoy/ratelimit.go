@@ -126,15 +126,18 @@ func (s *rateLimitService) response(r *rls.Result, descriptors int) *rlsv3.RateL
 	} else if !passes(r.Reason) {
 		return nil
 	}
-	for i := range resp.Statuses {
-		if i < len(r.Statuses) {
-			if r.Allowed && r.Statuses[i].OverLimit && !r.Plain {
-				return nil
-			}
-			resp.Statuses[i] = descriptorStatus(&r.Statuses[i])
-		} else { // the question did not come as far as a limit
-			resp.Statuses[i] = &rlsv3.RateLimitResponse_DescriptorStatus{Code: resp.OverallCode}
+	statuses := make([]descriptorStatus, descriptors)
+	for i := range statuses {
+		out := &statuses[i]
+		resp.Statuses[i] = &out.status
+		if i >= len(r.Statuses) { // the question did not come as far as a limit
+			out.status.Code = resp.OverallCode
+			continue
 		}
+		if r.Allowed && r.Statuses[i].OverLimit && !r.Plain {
+			return nil
+		}
+		out.show(&r.Statuses[i])
 	}
 	if !s.addDropIn(resp, r) {
 		return nil
@@ -180,41 +183,46 @@ func (s *rateLimitService) explain(resp *rlsv3.RateLimitResponse, r *rls.Result,
 	}
 }
 
-// descriptorStatus shows the limit that speaks for a descriptor. The wire has 32 bits where limits have more: values
-// beyond them show as the largest, never wrapped.
-func descriptorStatus(s *rls.Status) *rlsv3.RateLimitResponse_DescriptorStatus {
-	out := &rlsv3.RateLimitResponse_DescriptorStatus{
-		Code:           rlsv3.RateLimitResponse_OK,
-		LimitRemaining: clamp(s.Remaining),
-	}
+// descriptorStatus is the status of one descriptor with its parts, so that all of an answer's are one allocation.
+type descriptorStatus struct {
+	status rlsv3.RateLimitResponse_DescriptorStatus
+	limit  rlsv3.RateLimitResponse_RateLimit
+	reset  durationpb.Duration
+}
+
+// show fills in the limit that speaks for a descriptor. The wire has 32 bits where limits have more: values beyond them
+// show as the largest, never wrapped.
+func (out *descriptorStatus) show(s *rls.Status) {
+	out.status.Code = rlsv3.RateLimitResponse_OK
+	out.status.LimitRemaining = clamp(s.Remaining)
 	reset := s.Reset
 	if s.OverLimit {
-		out.Code = rlsv3.RateLimitResponse_OVER_LIMIT
+		out.status.Code = rlsv3.RateLimitResponse_OVER_LIMIT
 		if reset >= 0 {
 			reset = max(reset, time.Second)
 		}
 	}
 	if reset >= 0 {
-		out.DurationUntilReset = &durationpb.Duration{Seconds: seconds(reset)}
+		out.reset.Seconds = seconds(reset)
+		out.status.DurationUntilReset = &out.reset
 	}
 	if s.Limit != nil {
-		out.CurrentLimit = currentLimit(s.Limit)
+		out.showLimit(s.Limit)
 	}
-	return out
 }
 
-func currentLimit(l *rls.Limit) *rlsv3.RateLimitResponse_RateLimit {
+func (out *descriptorStatus) showLimit(l *rls.Limit) {
 	unit, multiplier := wireUnit(int64(l.Rule.Window()))
 	requests := l.Rule.Limit()
 	if l.Unit != 0 {
 		unit, _ = wireUnit(l.Unit.Length().Microseconds())
 		requests, multiplier = l.PerUnit, clamp(l.Multiplier)
 	}
-	out := &rlsv3.RateLimitResponse_RateLimit{Name: label(l.Name), RequestsPerUnit: clamp(requests), Unit: unit}
+	out.limit.Name, out.limit.RequestsPerUnit, out.limit.Unit = label(l.Name), clamp(requests), unit
 	if multiplier > 1 {
-		out.UnitMultiplier = wrapperspb.UInt32(multiplier)
+		out.limit.UnitMultiplier = wrapperspb.UInt32(multiplier)
 	}
-	return out
+	out.status.CurrentLimit = &out.limit
 }
 
 // wireUnit returns the unit and multiplier of a window in µs. A window of parts of seconds has none, and neither has a

@@ -182,7 +182,9 @@ func TestHD_06_HD_07_DescriptorStatus(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			tt.in.Limit = &rls.Limit{Name: "a", Rule: rule}
-			got := descriptorStatus(&tt.in)
+			var out descriptorStatus
+			out.show(&tt.in)
+			got := &out.status
 			reset := int64(-1)
 			if got.GetDurationUntilReset() != nil {
 				reset = got.GetDurationUntilReset().GetSeconds()
@@ -224,7 +226,9 @@ func TestHD_07_CurrentLimit(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(tt.rule), func(t *testing.T) {
 			t.Parallel()
-			got := currentLimit(&rls.Limit{Name: "a", Rule: tt.rule})
+			var out descriptorStatus
+			out.showLimit(&rls.Limit{Name: "a", Rule: tt.rule})
+			got := &out.limit
 			if got.GetRequestsPerUnit() != tt.limit || got.GetUnit().String() != tt.unit ||
 				got.GetUnitMultiplier().GetValue() != tt.multiplier || (got.GetUnitMultiplier() != nil) != (tt.multiplier != 0) {
 				t.Errorf("got %v, want %d per %d %s", got, tt.limit, tt.multiplier, tt.unit)

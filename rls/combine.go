@@ -44,7 +44,7 @@ func (e *Engine) decide(ctx context.Context, c call, p *plan) Result {
 
 // fromStore combines the verdicts of the limits.
 func fromStore(p *plan) Result {
-	res := Result{Allowed: true, Reason: Allowed, Source: SourceNone, Statuses: make([]Status, len(p.asks))}
+	res := Result{Allowed: true, Reason: Allowed, Source: SourceNone, Statuses: p.statuses()}
 	if len(p.enforce.group) > 0 && p.enforce.answer.Err == nil {
 		res.Source = SourceStore
 		if p.enforce.answer.Cached {
@@ -140,7 +140,7 @@ func (p *plan) status(a *ask) (s Status, wait time.Duration) {
 // withoutStore answers while the store cannot: closed when any policy of the request asks for it, else from the emergency
 // caps of all its policies, all or nothing.
 func (e *Engine) withoutStore(p *plan, err error) Result {
-	res := Result{Class: classOf(err), Source: SourceNone, RetryAfter: never, Statuses: make([]Status, len(p.asks))}
+	res := Result{Class: classOf(err), Source: SourceNone, RetryAfter: never, Statuses: p.statuses()}
 	for i := range res.Statuses {
 		res.Statuses[i].Reset = never
 	}
@@ -210,7 +210,7 @@ func (p *plan) emergencyAsks() (asks []emergencyAsk, bucketOf []int) {
 		}
 		if j == len(asks) {
 			asks = append(asks, emergencyAsk{
-				bucket: a.state.emergency, caller: a.subject.PrimaryHash(a.policy.Identity), op: op, cost: cost,
+				bucket: a.state.emergency, caller: a.caller(), op: op, cost: cost,
 			})
 		}
 		asks[j].op, asks[j].cost = min(asks[j].op, op), max(asks[j].cost, cost)
@@ -235,6 +235,14 @@ func (p *plan) emergencyCost(a *ask) (op algorithms.Op, cost int64) {
 	return op, cost
 }
 
+// caller names who asks to the emergency cap; empty where it has no shares.
+func (a *ask) caller() string {
+	if !a.state.emergency.hasShares {
+		return ""
+	}
+	return a.subject.PrimaryHash(a.policy.Identity)
+}
+
 // warm takes what was admitted from the emergency caps, as far as it is there, so that an outage does not begin with a
 // full burst.
 func (e *Engine) warm(p *plan) {
@@ -244,7 +252,7 @@ func (e *Engine) warm(p *plan) {
 			return
 		}
 		if op, cost := p.emergencyCost(a); op == algorithms.OpTake || op == algorithms.OpCharge {
-			a.state.emergency.warm(e.monotonic(), a.subject.PrimaryHash(a.policy.Identity), cost)
+			a.state.emergency.warm(e.monotonic(), a.caller(), cost)
 		}
 		return
 	}

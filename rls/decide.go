@@ -256,11 +256,15 @@ func (e *Engine) subject(p *descriptors.Policy, n *named) descriptors.Subject {
 	var s descriptors.Subject
 	if p.Identity == descriptors.TenantJWT {
 		s.Tenant, s.User = n.tenant, n.user
-	} else if id, ok := e.cfg.Identifier.Cookie(n.cookie); ok {
-		s.Cookie = id
+	} else if n.cookie != "" {
+		if id, ok := e.cfg.Identifier.Cookie(n.cookie); ok {
+			s.Cookie = id
+		}
 	}
-	if key, ok := e.cfg.Identifier.Address(n.address); ok {
-		s.ClientIP = key
+	if n.address != "" {
+		if key, ok := e.cfg.Identifier.Address(n.address); ok {
+			s.ClientIP = key
+		}
 	}
 	return s
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/sentinel-rls/sentinel-rls/algorithms"
@@ -271,10 +270,10 @@ func (e *Engine) askDropInStore(ctx context.Context, p *dropInPlan) {
 		}
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), budget)
-	defer cancel()
+	detached := &storeContext{Context: ctx, deadline: time.Now().Add(budget)}
+	defer detached.end()
 	// Not by way of the deny cache: a counting window must be told of what it denies.
-	answers := e.cfg.Store.Decide(ctx, p.groups)
+	answers := e.cfg.Store.Decide(detached, p.groups)
 	for i := range answers {
 		e.observeAnswer(&answers[i])
 		p.settle(i, &answers[i])
@@ -574,7 +573,7 @@ func (d *Descriptor) metadata() map[string]any {
 		m["hitsAddend"] = float64(d.Hits)
 	}
 	if d.Override && d.Limit.Unit != 0 {
-		m["limit"] = fmt.Sprintf("requests_per_unit:%d unit:%s", d.Limit.PerUnit, strings.ToUpper(d.Limit.Unit.String()))
+		m["limit"] = fmt.Sprintf("requests_per_unit:%d unit:%s", d.Limit.PerUnit, d.Limit.Unit)
 	}
 	return m
 }

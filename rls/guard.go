@@ -15,30 +15,31 @@ const minTimeLeft = 2 * time.Millisecond
 // deadline by a reserve: tied to the caller, cancelled calls would open the breaker of a healthy store, or a hung store
 // would never open it.
 func (e *Engine) askStore(ctx context.Context, p *plan) {
-	var groups [2]Group
-	parts := make([]*part, 0, 2)
-	for _, h := range []*part{&p.enforce, &p.shadow} {
+	groups, n := p.groups[:0], 0
+	var parts [2]*part
+	for _, h := range [2]*part{&p.enforce, &p.shadow} {
 		if len(h.group) > 0 {
-			groups[len(parts)] = h.group
-			parts = append(parts, h)
+			groups = append(groups, h.group)
+			parts[n] = h
+			n++
 		}
 	}
-	if len(parts) == 0 {
+	if n == 0 {
 		return
 	}
 	budget, ok := e.budget(ctx)
 	if !ok {
-		for _, h := range parts {
+		for _, h := range parts[:n] {
 			h.answer = Answer{Err: ErrTimeout}
 		}
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), budget)
-	defer cancel()
-	for i, a := range e.store.Decide(ctx, groups[:len(parts)]) {
+	detached := &storeContext{Context: ctx, deadline: time.Now().Add(budget)}
+	defer detached.end()
+	for i, a := range e.store.Decide(detached, groups) {
 		parts[i].answer = a
 	}
-	e.observe(parts)
+	e.observe(parts[:n])
 }
 
 // budget returns how long the store may take; false: too little time is left to ask it.

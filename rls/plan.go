@@ -16,8 +16,18 @@ type plan struct {
 	shadow  part
 
 	// Room for the common request, so that it needs no slices of its own.
-	askRoom  [1]ask
-	slotRoom [4]slot
+	askRoom    [1]ask
+	slotRoom   [4]slot
+	statusRoom [1]Status
+	groups     [2]Group
+}
+
+// statuses returns room for one status per ask.
+func (p *plan) statuses() []Status {
+	if len(p.asks) <= len(p.statusRoom) {
+		return p.statusRoom[:len(p.asks)]
+	}
+	return make([]Status, len(p.asks))
 }
 
 // ask is what one descriptor, or one Check, asks of one policy.
