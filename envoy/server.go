@@ -79,8 +79,10 @@ var healthNames = []string{"", rlsv3.RateLimitService_ServiceDesc.ServiceName, a
 
 // Server serves both services, and gRPC health, on one port. Safe for concurrent use.
 type Server struct {
-	grpc   *grpc.Server
-	health *health.Server
+	grpc      *grpc.Server
+	health    *health.Server
+	guard     guard
+	rateLimit *rateLimitService
 }
 
 // NewServer returns a server that is NOT_SERVING until SetServing. The error names every problem of cfg.
@@ -96,9 +98,11 @@ func NewServer(cfg Config) (*Server, error) {
 			grpc.ForceServerCodecV2(newCodec(cfg.Recorder.Repaired)),
 			grpc.UnaryInterceptor(g.unary),
 		)...),
-		health: health.NewServer(),
+		health:    health.NewServer(),
+		guard:     g,
+		rateLimit: &rateLimitService{engine: cfg.Engine, names: &names, log: cfg.Log},
 	}
-	rlsv3.RegisterRateLimitServiceServer(s.grpc, &rateLimitService{engine: cfg.Engine, names: &names, log: cfg.Log})
+	rlsv3.RegisterRateLimitServiceServer(s.grpc, s.rateLimit)
 	authv3.RegisterAuthorizationServer(s.grpc, &authorizationService{
 		engine: cfg.Engine, names: &names, rateLimitHeaders: !cfg.OmitRateLimitHeaders,
 		challenges: newChallenges(realm, cfg.ResourceMetadata),
@@ -151,6 +155,18 @@ func (cfg *Config) options() []grpc.ServerOption {
 			Timeout:               cmp.Or(cfg.PingTimeout, 5*time.Second),
 		}),
 	}
+}
+
+// ShouldRateLimit answers one question that came by another way than gRPC, exactly as one that came by it. The error has
+// a gRPC status.
+func (s *Server) ShouldRateLimit(ctx context.Context, req *rlsv3.RateLimitRequest) (*rlsv3.RateLimitResponse, error) {
+	resp, err := s.guard.unary(ctx, req, nil, func(ctx context.Context, _ any) (any, error) {
+		return s.rateLimit.ShouldRateLimit(ctx, req)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return resp.(*rlsv3.RateLimitResponse), nil // the guard lets nothing else through
 }
 
 // SetServing sets what gRPC health answers for the empty name and for both services. Questions are answered either way:

@@ -1,6 +1,9 @@
 package rls
 
 import (
+	"errors"
+	"fmt"
+	"regexp"
 	"strings"
 	"time"
 
@@ -61,6 +64,28 @@ func (c DropInConfig) withDefaults() DropInConfig {
 	}
 	return c
 }
+
+// check reports header names that would break a response, and numbers that make no sense.
+func (c *DropInConfig) check() error {
+	if c.NearRatio < 0 || c.NearRatio > 1 {
+		return fmt.Errorf("engine: the near limit ratio %v: must be 0 to 1", c.NearRatio)
+	}
+	if c.LocalCacheBytes < 0 || c.MaxStats < 0 {
+		return errors.New("engine: the local cache and the number of statistics must not be negative")
+	}
+	if c.Headers == nil {
+		return nil
+	}
+	for _, name := range []string{c.Headers.Limit, c.Headers.Remaining, c.Headers.Reset} {
+		if !headerName.MatchString(name) {
+			return fmt.Errorf("engine: %q is not a header name: use letters, digits and -", name)
+		}
+	}
+	return nil
+}
+
+// headerName is what a response header may be called: a token of RFC 9110.
+var headerName = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,256}$")
 
 // DropInRecorder receives the statistics that the users of envoyproxy/ratelimit have on their dashboards. Safe for
 // concurrent use; never blocks.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/sentinel-rls/sentinel-rls/algorithms"
@@ -573,7 +574,7 @@ func (d *Descriptor) metadata() map[string]any {
 		m["hitsAddend"] = float64(d.Hits)
 	}
 	if d.Override && d.Limit.Unit != 0 {
-		m["limit"] = fmt.Sprintf("requests_per_unit:%d unit:%s", d.Limit.PerUnit, d.Limit.Unit)
+		m["limit"] = fmt.Sprintf("requests_per_unit:%d unit:%s", d.Limit.PerUnit, strings.ToUpper(d.Limit.Unit.String()))
 	}
 	return m
 }

@@ -128,6 +128,9 @@ func New(cfg Config) (*Engine, error) {
 	cfg.Bounds.ValueBytes = orDefault(cfg.Bounds.ValueBytes, bounds.ValueBytes)
 
 	cfg.DropIn = cfg.DropIn.withDefaults()
+	if err := cfg.DropIn.check(); err != nil {
+		return nil, err
+	}
 
 	e := &Engine{cfg: cfg, start: time.Now(), store: cfg.Store}
 	e.ruleStats = newRuleStats(cfg.DropIn.Recorder, cfg.DropIn.MaxStats)
