@@ -3,8 +3,6 @@ package descriptors
 import (
 	"fmt"
 	"strings"
-
-	"github.com/sentinel-rls/sentinel-rls/algorithms"
 )
 
 // FileSummary describes one file for people.
@@ -85,12 +83,4 @@ func (e Emergency) Bound() string {
 		most = fmt.Sprintf("at most %d", e.Capacity)
 	}
 	return most + " per process in an outage of length T"
-}
-
-// rateText writes a rate as policies do.
-func rateText(r algorithms.Rate) string {
-	if r.Seconds == 1 {
-		return fmt.Sprintf("%d/s", r.Tokens)
-	}
-	return fmt.Sprintf("%d/%ds", r.Tokens, r.Seconds)
 }
