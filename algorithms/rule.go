@@ -137,14 +137,15 @@ func (r Rule) Take(s State, now Micros, cost int64) (State, Verdict) {
 }
 
 // Charge records a cost that was already used: windows count it in full even above the limit (up to MaxLimit), a token
-// bucket goes down to 0 at most. Allowed says whether it fitted; everything else, RetryAfter too, is what a Peek at the
-// same cost answers on the state after, so an allowed charge that used the bucket up says when the next one fits.
+// bucket goes down to 0 at most. Allowed says whether it fitted; everything else, RetryAfter too, is what a Peek at a
+// cost of 1 answers on the state after: what was used is used, and the question is when the next request may come. So an
+// allowed charge that used the bucket up has a RetryAfter.
 func (r Rule) Charge(s State, now Micros, cost int64) (State, Verdict) {
 	mustBePositive(cost)
 	at := r.advance(r.read(s, now), now)
 	fitted := r.fits(at, now, cost)
 	at = r.spend(at, cost)
-	v := r.unspent(at, at, now, r.peeked(cost))
+	v := r.unspent(at, at, now, r.peeked(1))
 	v.Allowed = fitted
 	return at, v
 }

@@ -165,10 +165,10 @@ func TestTokenBucketStory(t *testing.T) {
 			{500 * ms, pk, 3, true, 3, 0, 1 * s},
 			{500 * ms, tk, 3, true, 0, 0, 2500 * ms},
 			{500 * ms, rf, 2, true, 2, 0, 1500 * ms},
-			{500 * ms, rf, 9, true, 5, 0, 0},              // never above full
-			{500 * ms, ch, 4, true, 1, 1500 * ms, 2 * s},  // fitted; the next 4 would in 1.5 s
-			{500 * ms, ch, 4, false, 0, 2 * s, 2500 * ms}, // did not fit; down to 0, not below
-			{500 * ms, ch, 99, false, 0, never, 2500 * ms},
+			{500 * ms, rf, 9, true, 5, 0, 0},                 // never above full
+			{500 * ms, ch, 4, true, 1, 0, 2 * s},             // fitted; one more would too
+			{500 * ms, ch, 4, false, 0, 500 * ms, 2500 * ms}, // did not fit; down to 0, not below
+			{500 * ms, ch, 99, false, 0, 500 * ms, 2500 * ms},
 			{60 * s, tk, 1, true, 4, 0, 500 * ms}, // full for long
 		})
 	})
@@ -206,8 +206,8 @@ func TestSlidingWindowStory(t *testing.T) {
 		{15 * s, tk, 1, false, 0, 1250 * time.Millisecond, 15 * s}, // until 8 have faded to 3
 		{15 * s, rf, 2, true, 2, 0, 15 * s},
 		{15 * s, rf, 9, true, 6, 0, 5 * s}, // not below 0 hits; what the window before holds stays
-		{15 * s, ch, 5, true, 1, 5 * s, 15 * s},
-		{15 * s, ch, 20, false, 0, never, 15 * s}, // counted in full
+		{15 * s, ch, 5, true, 1, 0, 15 * s},
+		{15 * s, ch, 20, false, 0, 11400 * ms, 15 * s}, // counted in full
 		{15 * s, pk, 1, false, 0, 11400 * time.Millisecond, 15 * s},
 		{26400 * time.Millisecond, tk, 1, true, 0, 0, 13600 * time.Millisecond}, // 25·0.36 + 1 = 10
 		{50 * s, pk, 10, true, 10, 0, 0},

@@ -434,7 +434,7 @@ func TestDescriptors(t *testing.T) {
 			{words: []string{"endpoint_id=report tenant=a hits=0"}, want: "allow ALLOWED store [ok report:10 0s]"},
 			{words: []string{"endpoint_id=report tenant=a hits=7"}, want: "allow ALLOWED store [ok report:3 7s]"},
 			// It was used already, so it is recorded although it does not fit; the bucket stands at 0.
-			{words: []string{"endpoint_id=report tenant=a hits=7"}, want: "deny RATE_LIMITED store retry=7s [over report:0 10s]"},
+			{words: []string{"endpoint_id=report tenant=a hits=7"}, want: "deny RATE_LIMITED store retry=1s [over report:0 10s]"},
 			{words: []string{"endpoint_id=report tenant=a hits=0"}, want: "deny RATE_LIMITED store retry=1s [over report:0 10s]"},
 			{after: time.Second, words: []string{"endpoint_id=report tenant=a hits=0"}, want: "allow ALLOWED store [ok report:1 9s]"},
 			// Charges apply whatever else denies.
