@@ -207,7 +207,7 @@ func TestSlidingWindowStory(t *testing.T) {
 		{15 * s, rf, 2, true, 2, 0, 15 * s},
 		{15 * s, rf, 9, true, 6, 0, 5 * s}, // not below 0 hits; what the window before holds stays
 		{15 * s, ch, 5, true, 1, 0, 15 * s},
-		{15 * s, ch, 20, false, 0, 11400 * ms, 15 * s}, // counted in full
+		{15 * s, ch, 20, false, 0, 11400 * time.Millisecond, 15 * s}, // counted in full
 		{15 * s, pk, 1, false, 0, 11400 * time.Millisecond, 15 * s},
 		{26400 * time.Millisecond, tk, 1, true, 0, 0, 13600 * time.Millisecond}, // 25·0.36 + 1 = 10
 		{50 * s, pk, 10, true, 10, 0, 0},
