@@ -42,7 +42,8 @@ func (e *Engine) Check(ctx context.Context, r CheckRequest) CheckResult {
 		return res.refuse(InsufficientScope, false)
 	}
 	p := newPlan()
-	e.addCheck(p, snap, policy, &res.Identity)
+	who := subjectOf(&res.Identity)
+	e.addCheck(p, snap, policy, &who)
 	res.Result = e.decide(ctx, call{service: ServiceAuthz, domain: policy.Domain, start: start}, p)
 	return res
 }
@@ -59,13 +60,16 @@ func (e *Engine) authzPolicy(snap *snapshot, endpointID string) (*descriptors.Po
 	return domain.Lookup(endpointID)
 }
 
+// subjectOf says whose buckets a verified caller means.
+func subjectOf(id *identity.Identity) descriptors.Subject {
+	return descriptors.Subject{Tenant: id.Tenant, User: id.Subject, Cookie: id.Cookie, ClientIP: id.Address}
+}
+
 // addCheck adds what a Check asks to the plan.
-func (e *Engine) addCheck(p *plan, snap *snapshot, policy *descriptors.Policy, id *identity.Identity) {
-	a := ask{policy: policy, subject: descriptors.Subject{
-		Tenant: id.Tenant, User: id.Subject, Cookie: id.Cookie, ClientIP: id.Address,
-	}}
+func (e *Engine) addCheck(p *plan, snap *snapshot, policy *descriptors.Policy, who *descriptors.Subject) {
+	a := ask{policy: policy, subject: *who}
 	if policy.Identity == descriptors.TenantJWT {
-		a.policy = policy.For(id.Tenant)
+		a.policy = policy.For(who.Tenant)
 	}
 	a.state = &snap.policies[a.policy.Index]
 	switch {
