@@ -43,6 +43,10 @@ chaos: servers ## Failure drills against a real server (DRILL=frozen for one of 
 reload: ## 500 calls a second for a minute while the policies change every 100 ms
 	RELOAD_FOR=60s go test -run TestReloadUnderLoad -v -count=1 ./cmd/sentinel-rls
 
+.PHONY: flood
+flood: servers ## Forged tokens of unknown keys beside valid callers (ARGS=… for the program)
+	go run ./test/flood $(ARGS)
+
 .PHONY: parity
 parity: servers ## Scripts against the Go rules on real servers (CHECKS=3000 SEED=n)
 	PARITY_CHECKS='$(CHECKS)' PARITY_SEED='$(SEED)' go test -run TestParity -v -count=1 -timeout 60m ./lua/

@@ -30,6 +30,8 @@ type Size struct {
 	FullTenants int `json:"full_tenants"` // distinct tenants sent through a memory store
 	FullBuckets int `json:"full_buckets"` // of so many buckets
 
+	TokenCalls int `json:"token_calls"` // in a window of token_cache
+
 	Env []string `json:"env,omitempty"` // of sentinel-rls in every measure, as NAME=value
 }
 
@@ -38,7 +40,7 @@ func fullSize() Size {
 	return Size{
 		Pairs: 5, Window: 2 * time.Second, WarmUp: time.Second, Callers: 64, Conns: 4, Tenants: 10_000,
 		IdleFor: 10 * time.Second, IdleEndpoints: 100,
-		FullTenants: 1_000_000, FullBuckets: 200_000,
+		FullTenants: 1_000_000, FullBuckets: 200_000, TokenCalls: 200_000,
 	}
 }
 
@@ -54,6 +56,7 @@ var measures = []struct {
 	{"rls_redis", (*bench).rlsRedis},
 	{"rls_memory", (*bench).rlsMemory},
 	{"authz_redis", (*bench).authzRedis},
+	{"token_cache", (*bench).tokenCache},
 	{"memory_idle", (*bench).memoryIdle},
 	{"memory_full", (*bench).memoryFull},
 }

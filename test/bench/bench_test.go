@@ -30,7 +30,7 @@ func TestEveryMeasure(t *testing.T) {
 	}
 	report, err := runBench(t.Context(), Size{
 		Pairs: 2, Window: 200 * time.Millisecond, WarmUp: 50 * time.Millisecond, Callers: 4, Conns: 2, Tenants: 50,
-		IdleFor: 100 * time.Millisecond, IdleEndpoints: 100, FullTenants: 20_000, FullBuckets: 500,
+		IdleFor: 100 * time.Millisecond, IdleEndpoints: 100, FullTenants: 20_000, FullBuckets: 500, TokenCalls: 2000,
 		Env: []string{"SENTINEL_REDIS_BUDGET=900ms"}, // a pause on a busy machine is no failure
 	}, regexp.MustCompile(""), t.Output())
 	if err != nil {
@@ -67,6 +67,9 @@ func TestEveryMeasure(t *testing.T) {
 	}
 	if i := report.Idle; i == nil || i.Bytes < 1<<20 || i.Bytes >= i.Limit {
 		t.Errorf("idle memory %+v, want some, under 48 MiB", i)
+	}
+	if c := report.Tokens; c == nil || c.Ratio.Min <= 0 || c.RS256.Min <= 0 || c.HS256.Min <= 0 || c.Odd > 0 {
+		t.Errorf("tokens %+v, want processor time for both kinds, and every call admitted", c)
 	}
 	f := report.Full
 	if f == nil || f.Buckets != 500 || f.Admitted < 0.99 || len(f.Samples) != 20 || slices.Min(f.Samples) < 1<<20 {
@@ -133,7 +136,8 @@ func sample() *Report {
 				Ours: Server{PerSecond: of(36900), P50: of(1600), P99: of(4100), CPU: of(23)},
 			},
 		},
-		Idle: &Idle{Endpoints: 100, Seconds: 10, Bytes: 24 << 20, Limit: idleLimit},
+		Tokens: &Tokens{Calls: 200_000, Kept: 1000, Ratio: of(1.05), Limit: tokensLimit, RS256: of(42), HS256: of(40)},
+		Idle:   &Idle{Endpoints: 100, Seconds: 10, Bytes: 24 << 20, Limit: idleLimit},
 		Full: &Full{
 			Tenants: 1_000_000, Buckets: 200_000, MaxBuckets: 200_000,
 			Filled: 100 << 20, End: 101 << 20, Limit: 105 << 20, Admitted: 1,
@@ -153,6 +157,8 @@ func TestReportMissed(t *testing.T) {
 		{func(r *Report) { r.Throughput[0].Ratio.Median = 0.49 }, "rls_redis is 0.49 of the bare server, not 0.50"},
 		{func(r *Report) { r.Throughput[1].Ours.Denied.Max = 0.5 }, "rls_memory: up to 50.00 % of the sentinel-rls's calls"},
 		{func(r *Report) { r.Throughput[1].Bare.Lost.Max = 0.25 }, "rls_memory: up to 25.00 % of the bare server's calls"},
+		{func(r *Report) { r.Tokens.Ratio.Median = 1.2 }, "token_cache: an RS256 token costs 1.20 of an HS256 one, not 1.15"},
+		{func(r *Report) { r.Tokens.Odd = 0.5 }, "token_cache: 50.00 % of the calls"},
 		{func(r *Report) { r.Idle.Bytes = idleLimit }, "memory_idle is 48.0 MiB, not under 48"},
 		{func(r *Report) { r.Full.End = r.Full.Limit }, "memory_full grew from 100.0 to 105.0 MiB"},
 		{func(r *Report) { r.Full.Buckets = 1 }, "memory_full: the store kept 1 of 200000 buckets"},
@@ -221,7 +227,7 @@ func TestUsage(t *testing.T) {
 		code int
 		want string
 	}{
-		{[]string{"-h"}, exitOK, "rls_redis, rls_memory, authz_redis, memory_idle, memory_full"},
+		{[]string{"-h"}, exitOK, "rls_redis, rls_memory, authz_redis, token_cache, memory_idle, memory_full"},
 		{[]string{"-nonsense"}, exitUsage, "not defined: -nonsense"},
 		{[]string{"-run", "("}, exitUsage, "missing closing )"},
 		{[]string{"-pairs", "0"}, exitUsage, "must be positive"},

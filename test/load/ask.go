@@ -83,6 +83,15 @@ func Check(endpoint string, tokens []string) Ask {
 	}
 }
 
+// CheckEach returns an Ask for ext_authz about an endpoint, with the bearer token that token gives for each call. token is
+// called concurrently.
+func CheckEach(endpoint string, token func(i uint64) string) Ask {
+	return func(ctx context.Context, conn *grpc.ClientConn, i uint64) (bool, error) {
+		answer, err := authv3.NewAuthorizationClient(conn).Check(ctx, checkRequest(endpoint, token(i)))
+		return codes.Code(answer.GetStatus().GetCode()) == codes.OK, err
+	}
+}
+
 func checkRequest(endpoint, token string) *authv3.CheckRequest {
 	address := func(host string, port uint32) *authv3.AttributeContext_Peer {
 		return &authv3.AttributeContext_Peer{Address: &corev3.Address{Address: &corev3.Address_SocketAddress{
