@@ -1,9 +1,11 @@
 package identity_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -27,6 +29,29 @@ type addressVectors struct {
 	}
 }
 
+// caseOfVector names the fault case that a shared vector belongs to, with a space after it; empty: none of its own.
+func caseOfVector(id string) string {
+	for _, c := range []struct{ name, prefixes string }{
+		{"IP-07", "A-v6-zone"},
+		{"IP-06", "A-v6"},
+		{"IP-09", "A-oct A-hex A-dec A-short"},
+		{"IP-10", "A-nat64 A-6to4 A-compat"},
+		{"IP-12", "A-unknown A-obf X-garbage X-commas X-trailing X-ows X-v6br"},
+		{"IP-15", "A-host A-empty"},
+		{"IP-01", "X-spoof"},
+		{"IP-02", "X-offbyone X-2"},
+		{"IP-03", "X-short X-none X-empty X-0hops"},
+		{"IP-11", "X-peer-mapped"},
+	} {
+		for prefix := range strings.FieldsSeq(c.prefixes) {
+			if strings.HasPrefix(id, prefix) {
+				return c.name + " "
+			}
+		}
+	}
+	return ""
+}
+
 // TestSharedAddressVectors runs IP-06, IP-07, IP-09 and IP-10 through each source that reads one address.
 func TestSharedAddressVectors(t *testing.T) {
 	t.Parallel()
@@ -38,7 +63,7 @@ func TestSharedAddressVectors(t *testing.T) {
 	r := newResolver(t)
 	xff := newResolver(t, trusting(1))
 	for _, v := range file.Addresses {
-		t.Run(v.ID, func(t *testing.T) {
+		t.Run(caseOfVector(v.ID)+v.ID, func(t *testing.T) {
 			header, forwarded := v.Key, v.Key
 			if v.Key == "INVALID" {
 				header, forwarded = "", "10.0.0.2" // the unknown bucket; the proxy's own address
@@ -80,7 +105,7 @@ func TestSharedForwardedForVectors(t *testing.T) {
 		t.Fatalf("%d vectors", len(file.XFF))
 	}
 	for _, v := range file.XFF {
-		t.Run(v.ID, func(t *testing.T) {
+		t.Run(caseOfVector(v.ID)+v.ID, func(t *testing.T) {
 			r := newResolver(t, trusting(v.Hops))
 			c := identity.Credentials{ForwardedFor: v.Headers, Peer: netip.MustParseAddr(v.Peer)}
 			if got := r.Anonymous(c).Address; got != v.Client {
@@ -268,5 +293,54 @@ func TestPrivatePeersAreToldOnce(t *testing.T) {
 	wg.Wait()
 	if n, first := len(told), <-told; n != 1 || first != netip.MustParseAddr("10.0.0.1") {
 		t.Errorf("told %d times, first of %v", n, first)
+	}
+}
+
+// TestClientAddressTable runs the table of who counts as the client, which docs/identity.md shows: each source, each kind of
+// peer, and what the client or a proxy wrote.
+func TestClientAddressTable(t *testing.T) {
+	t.Parallel()
+	var rows []struct {
+		Row, From, Peer string
+		Trusted         []string
+		Hops            int
+		Header, XFF     []string
+		Client          string // the bucket; empty: unknown
+	}
+	data, err := os.ReadFile("testdata/client_address.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(data, &rows); err != nil {
+		t.Fatal(err)
+	}
+	sources := map[string]identity.AddressSource{
+		"header": identity.FromHeader, "peer": identity.FromPeer, "xff": identity.FromForwardedFor,
+	}
+	manual, err := os.ReadFile("../docs/identity.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range rows {
+		from, ok := sources[row.From]
+		if !ok {
+			t.Fatalf("%s: source %q", row.Row, row.From)
+		}
+		cfg := identity.AddressConfig{From: from, Hops: row.Hops}
+		for _, network := range row.Trusted {
+			cfg.TrustedProxies = append(cfg.TrustedProxies, netip.MustParsePrefix(network))
+		}
+		r := newResolver(t, func(c *identity.Config) { c.Address = cfg })
+		peer, _ := netip.ParseAddr(row.Peer)
+		got := r.Anonymous(identity.Credentials{ClientAddress: row.Header, ForwardedFor: row.XFF, Peer: peer}).Address
+		if got != row.Client {
+			t.Errorf("%s: %q, want %q", row.Row, got, row.Client)
+		}
+		if !strings.Contains(string(manual), "| "+row.Row+" |") {
+			t.Errorf("docs/identity.md has no row %q", row.Row)
+		}
+	}
+	if len(rows) < 12 {
+		t.Errorf("%d rows", len(rows))
 	}
 }
