@@ -2,6 +2,7 @@ package redis_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/url"
 	"strings"
@@ -88,7 +89,7 @@ type backend struct {
 func (b backend) Read(t testing.TB, key string) (string, time.Duration, bool) {
 	t.Helper()
 	value, err := b.client.Get(t.Context(), key).Result()
-	if err == goredis.Nil { //nolint:errorlint // the library returns this very value
+	if errors.Is(err, goredis.Nil) {
 		return "", 0, false
 	}
 	must(t, err)

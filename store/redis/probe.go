@@ -25,8 +25,8 @@ const (
 	oldestValkey = "7.2"
 )
 
-// ConfigFault is a fault in how the server is configured, or in how this process is configured to reach it. Waiting does not
-// mend it.
+// ConfigFault is a fault in how the server is configured, or in how this process is configured to reach it. Waiting
+// does not mend it.
 type ConfigFault struct {
 	Problem string // what is wrong
 	Mend    string // what to do about it
@@ -36,8 +36,8 @@ type ConfigFault struct {
 func (f *ConfigFault) Error() string { return f.Problem + ": " + f.Mend }
 
 // Probe asks the server for everything that the store needs: that this user may log in and run the script, that the
-// server is new enough, and that it evicts no keys. A configuration fault is a *ConfigFault; any other error wraps one of the
-// classes of store failure and says that the server cannot be asked now.
+// server is new enough, and that it evicts no keys. A configuration fault is a *ConfigFault; any other error wraps one
+// of the classes of store failure and says that the server cannot be asked now.
 //
 // Run asks again now and then. A fault that is found then fails every call until it is mended: keys that are evicted or
 // written by another version of the arithmetic would admit in silence what nobody counted.
