@@ -44,9 +44,9 @@ func dropInPlace(key string) string {
 	return "to the top of the file"
 }
 
-// dropIn compiles a file of the drop-in language into b.
-func (s *looseSource) dropIn(b *builder) {
-	root, ok := s.looseTree()
+// dropIn compiles a file of the drop-in language into b. first is what was read of it already, or nil.
+func (s *looseSource) dropIn(b *builder, first *firstDocument) {
+	root, ok := s.looseTree(first)
 	if !ok {
 		return
 	}
@@ -125,7 +125,7 @@ func (d *loading) nodes(l *level, v value, up *above) int {
 	if !ok {
 		return 1
 	}
-	if v.Kind != yaml.SequenceNode && (v.Kind != yaml.ScalarNode || d.resolve(v).kind != looseNull) {
+	if v.Kind != yaml.SequenceNode && !d.isNothing(v) {
 		d.wrongLoose(v, "a list of descriptors")
 		return 1
 	}
@@ -155,7 +155,7 @@ func (d *loading) node(l *level, v value, up *above) {
 	}
 	f, _ := d.looseMapping(v, nodeKeys)
 	n, named := d.named(f)
-	if named && !d.place(l, f, n) {
+	if named && !d.place(l, f, n, up) {
 		return
 	}
 	rule := d.rule(f, n, up)
@@ -203,9 +203,13 @@ func (d *loading) flag(f looseFields, key string) bool {
 }
 
 // place puts a node into its level. Its key and value, joined, must not stand there yet: the second one would never match.
-func (d *loading) place(l *level, f looseFields, n *node) bool {
+func (d *loading) place(l *level, f looseFields, n *node, up *above) bool {
 	if first, twice := l.byName[n.name]; twice {
-		d.report(f.Line, f.at, fmt.Sprintf("duplicate descriptor composite key %s", quote(n.name)),
+		path := n.name
+		for ; up != nil; up = up.up {
+			path = up.node.name + "." + path
+		}
+		d.report(f.Line, f.at, fmt.Sprintf("duplicate descriptor composite key %s", quote(d.domain.name+"."+path)),
 			fmt.Sprintf("the descriptor with key %s and value %s stands in its place: remove or rename one; several limits on one descriptor are a list under rate_limit",
 				quote(first.key), quote(first.value)))
 		return false
@@ -261,7 +265,7 @@ func (d *loading) metadata(v value) map[string]any {
 	v, done, ok := d.follow(v)
 	defer done()
 	switch {
-	case !ok, v.Kind == yaml.ScalarNode && d.resolve(v).kind == looseNull:
+	case !ok, d.isNothing(v):
 		return nil
 	case v.Kind != yaml.MappingNode:
 		d.wrongLoose(v, "a mapping")
@@ -299,7 +303,11 @@ func (d *loading) limits(v value, r *DropInRule) bool {
 	if !ok {
 		return false
 	}
-	if v.Kind == yaml.ScalarNode && d.resolve(v).kind == looseNull {
+	if d.isNothing(v) {
+		if v.Value == "Null" || v.Value == "NULL" { // the service takes these for an empty mapping
+			d.report(v.Line, v.at, `invalid rate limit unit ""`, "add unit and requests_per_unit, or remove rate_limit")
+			return false
+		}
 		d.warn(v.Line, v.at, "rate_limit without a value: there is no limit at all", "add unit and requests_per_unit, or remove rate_limit")
 		return false
 	}
@@ -385,7 +393,7 @@ func (d *loading) unlimited(f looseFields, unitKnown bool, unit string) {
 // numbers reads the numbers of a limit and makes its rule.
 func (d *loading) numbers(f looseFields, r *DropInRule, l *DropInLimit, index int) {
 	good := true
-	if v, present := f.has("requests_per_unit"); present {
+	if v, present := f.has("requests_per_unit"); present && !d.isNothing(v) {
 		l.PerUnit, good = d.looseInteger(v, 0, algorithms.MaxLimit)
 		if good && l.PerUnit == 0 {
 			d.warn(v.Line, v.at, "0 denies every request", "")

@@ -15,8 +15,9 @@ import (
 	"go.yaml.in/yaml/v4/plugin/loaderlimits"
 )
 
-// maxExpanded bounds the nodes that are read by way of aliases: a few lines of them can stand for billions.
-const maxExpanded = 200_000
+// leastExpanded is the number of nodes that any file may have read by way of aliases, and a quarter of its bytes more: a
+// few lines of aliases can stand for billions.
+const leastExpanded = 50_000
 
 // looseSource reads a file as the service does that the drop-in stands in for: YAML 1.1, of which it takes more than is
 // good. What it accepts and its author probably did not mean is a warning.
@@ -32,63 +33,76 @@ func (s *looseSource) warn(line int, at *place, problem, hint string) {
 	s.warnings.add(s.index, &PolicyError{s.file.Name, line, at.String(), problem, hint})
 }
 
-// isDropIn reports whether a file's keys say that it is in the drop-in language. It decides nothing for a file that is
-// broken in a way that either language refuses.
-func (s *source) isDropIn() bool {
-	if len(s.file.Data) > MaxDropInFileBytes || !bytes.Contains(s.file.Data, []byte("descriptors")) {
-		return false
-	}
-	loader, err := newLoader(s.file.Data)
+// firstDocument is what a file begins with.
+type firstDocument struct {
+	loader *yaml.Loader // for what follows
+	doc    yaml.Node    // zero: there is none
+}
+
+// load parses the first document of a file.
+func (s *source) load() (*firstDocument, error) {
+	// AliasNone: no reader here lets the library follow an alias.
+	loader, err := yaml.NewLoader(bytes.NewReader(s.file.Data), yaml.WithPlugin(
+		loaderlimits.New(loaderlimits.DepthValue(maxDepth), loaderlimits.AliasNone())))
 	if err != nil {
-		return false
+		return nil, err
 	}
-	var doc yaml.Node
-	if loader.Load(&doc) != nil {
-		return false
+	first := &firstDocument{loader: loader}
+	if err := loader.Load(&first.doc); err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
 	}
-	root := value{doc.Content[0], nil}
+	return first, nil
+}
+
+// dropInDocument returns the first document of a file whose keys say that it is in the drop-in language, else nil.
+func (s *source) dropInDocument() *firstDocument {
+	if len(s.file.Data) > MaxDropInFileBytes || !bytes.Contains(s.file.Data, []byte("descriptors")) {
+		return nil
+	}
+	first, err := s.load()
+	if err != nil || first.doc.Kind == 0 {
+		return nil // the native reader says what is wrong
+	}
+	root := value{first.doc.Content[0], nil}
 	_, ours := root.lookUp("endpoints")
 	_, theirs := root.lookUp("descriptors")
-	return theirs && !ours
+	if ours || !theirs {
+		return nil
+	}
+	return first
 }
 
-func newLoader(text []byte) (*yaml.Loader, error) {
-	// AliasNone: no reader here lets the library follow an alias.
-	return yaml.NewLoader(bytes.NewReader(text), yaml.WithPlugin(
-		loaderlimits.New(loaderlimits.DepthValue(maxDepth), loaderlimits.AliasNone())))
-}
-
-// looseTree parses the first document of a file. No document, or one that is null, is an empty mapping.
-func (s *looseSource) looseTree() (value, bool) {
-	empty := value{&yaml.Node{Kind: yaml.MappingNode, Line: 1}, nil}
+// looseTree returns the root of the first document, which is read unless it was already. No document, or one that is
+// null, is an empty mapping.
+func (s *looseSource) looseTree(first *firstDocument) (value, bool) {
 	if len(s.file.Data) > MaxDropInFileBytes {
 		s.report(0, nil, fmt.Sprintf("the file holds %d bytes, more than %d", len(s.file.Data), MaxDropInFileBytes),
 			"split it: with MERGE_DOMAIN_CONFIG one domain may stand in several files")
 		return value{}, false
 	}
-	loader, err := newLoader(s.file.Data)
-	if err != nil {
-		s.report(0, nil, err.Error(), "")
-		return value{}, false
+	if first == nil {
+		var err error
+		if first, err = s.load(); err != nil {
+			s.reportYAML(err)
+			return value{}, false
+		}
 	}
-	var doc, second yaml.Node
-	if err := loader.Load(&doc); errors.Is(err, io.EOF) {
+	empty := value{&yaml.Node{Kind: yaml.MappingNode, Line: 1}, nil}
+	if first.doc.Kind == 0 {
 		return empty, true
-	} else if err != nil {
-		s.reportYAML(err)
-		return value{}, false
 	}
-	if err := loader.Load(&second); err == nil {
+	var second yaml.Node
+	if err := first.loader.Load(&second); err == nil {
 		s.warn(second.Line, nil, "everything after the first document is ignored", "put it into a file of its own")
 	} else if !errors.Is(err, io.EOF) {
 		s.warn(0, nil, "everything after the first document is ignored, and is not YAML", "remove it")
 	}
-	root := value{doc.Content[0], nil}
-	if root.Kind == yaml.ScalarNode && s.resolve(root).kind == looseNull {
+	root := value{first.doc.Content[0], nil}
+	if s.isNothing(root) {
 		return empty, true
 	}
 	if root.Kind != yaml.MappingNode {
-		s.wrongType(root, "a mapping with domain and descriptors")
+		s.wrongLoose(root, "a mapping with domain and descriptors")
 		return value{}, false
 	}
 	return root, true
@@ -113,11 +127,12 @@ func (s *looseSource) follow(v value) (target value, done func(), ok bool) {
 
 // expand counts nodes that are read by way of aliases. False: there are too many.
 func (s *looseSource) expand(v value, nodes int) bool {
-	if s.expanded > maxExpanded {
+	most := leastExpanded + len(s.file.Data)/4
+	if s.expanded > most {
 		return false
 	}
-	if s.expanded += nodes; s.expanded > maxExpanded {
-		s.report(v.Line, v.at, "excessive aliasing", fmt.Sprintf("aliases stand for more than %d nodes: write fewer", maxExpanded))
+	if s.expanded += nodes; s.expanded > most {
+		s.report(v.Line, v.at, "excessive aliasing", fmt.Sprintf("aliases stand for more than %d nodes: write fewer", most))
 		return false
 	}
 	return true
@@ -202,7 +217,7 @@ const (
 	looseBool
 	looseInt   // within an int64
 	looseFloat // a float, or an integer beyond
-	looseOther // a tag that nobody knows
+	looseOther // a tag that does not fit, or has no place here
 )
 
 // scalar is a resolved scalar. Its text is the node's Value.
@@ -224,18 +239,25 @@ var (
 // resolve reads a scalar as YAML 1.1 does, in which 010 is eight and on is true.
 func (s *looseSource) resolve(v value) scalar {
 	if v.tagged() {
-		switch v.Tag {
-		case "!!str", "!":
-			return scalar{}
-		case "!!int", "!!bool", "!!null", "!!float":
-			return resolvePlain(v.Value)
-		}
-		return scalar{kind: looseOther}
+		return resolveTagged(v.Tag, v.Value)
 	}
 	if v.quoted() {
 		return scalar{}
 	}
 	return resolvePlain(v.Value)
+}
+
+// resolveTagged reads a scalar by its tag. A tag that nobody knows makes it text.
+func resolveTagged(tag, text string) scalar {
+	plain := resolvePlain(text)
+	want, known := map[string]looseKind{"!!int": looseInt, "!!bool": looseBool, "!!null": looseNull}[tag]
+	switch {
+	case tag == "!!float" || tag == "!!binary" || known && plain.kind != want:
+		return scalar{kind: looseOther}
+	case known:
+		return plain
+	}
+	return scalar{}
 }
 
 func resolvePlain(text string) scalar {
@@ -316,6 +338,11 @@ func (s *looseSource) looseBoolean(v value) bool {
 	return false
 }
 
+// isNothing reports whether v is a null, which counts as a missing value.
+func (s *looseSource) isNothing(v value) bool {
+	return v.Kind == yaml.ScalarNode && s.resolve(v).kind == looseNull
+}
+
 // looseInteger reads v as an integer in least..most; null is 0.
 func (s *looseSource) looseInteger(v value, least, most int64) (n int64, ok bool) {
 	v, done, ok := s.follow(v)
@@ -363,7 +390,7 @@ func (s *looseSource) wrongLoose(v value, want string) {
 
 // looseList returns the items of a list; null is an empty one. Each must be a mapping.
 func (s *looseSource) looseList(v value, want string) []value {
-	if v.Kind == yaml.ScalarNode && s.resolve(v).kind == looseNull {
+	if s.isNothing(v) {
 		return nil
 	}
 	if v.Kind != yaml.SequenceNode {
@@ -412,7 +439,11 @@ func (s *looseSource) looseMapping(v value, own []string) (looseFields, bool) {
 		case slices.Contains(extensionKeys, name):
 			s.report(p.key.Line, p.key.at, name+" does not belong here", "it belongs "+dropInPlace(name))
 		default:
-			s.report(p.key.Line, p.key.at, "unknown key", pick(name, slices.Concat(own, dropInKeys)))
+			hint := pick(name, own)
+			if w := nearest(name, dropInKeys); w != "" {
+				hint = fmt.Sprintf("did you mean %s?", w)
+			}
+			s.report(p.key.Line, p.key.at, "unknown key", hint)
 		}
 	}
 	return f, true

@@ -92,8 +92,8 @@ type builder struct {
 
 // read reads one file as the kind that its keys say it is.
 func (b *builder) read(s *source) {
-	if b.opts.DropIn.Only || s.isDropIn() {
-		(&looseSource{source: s, warnings: &b.warnings}).dropIn(b)
+	if first := s.dropInDocument(); first != nil || b.opts.DropIn.Only {
+		(&looseSource{source: s, warnings: &b.warnings}).dropIn(b, first)
 		return
 	}
 	text, ok := s.checkText(s.file.Data)
