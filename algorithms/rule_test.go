@@ -56,6 +56,9 @@ func TestBoundsAreInTheMessages(t *testing.T) {
 	sliding := func(limit int64, length time.Duration) func() (any, error) {
 		return func() (any, error) { return algorithms.NewSlidingWindow(limit, length) }
 	}
+	fixed := func(build func(int64, time.Duration) (algorithms.Rule, error), limit int64, length time.Duration) func() (any, error) {
+		return func() (any, error) { return build(limit, length) }
+	}
 	const us = time.Microsecond
 	for _, c := range []struct {
 		name  string
@@ -90,6 +93,15 @@ func TestBoundsAreInTheMessages(t *testing.T) {
 		{"not whole microseconds", sliding(1, time.Second+1), "whole microseconds"},
 		{"longest window", sliding(1, (1<<48-1)*us), ""},
 		{"window too long", sliding(1, (1<<48)*us), "2^48-1 µs"},
+
+		{"largest fixed limit", fixed(algorithms.NewFixedWindow, 4_294_967_295, (1<<48-1)*us), ""},
+		{"fixed limit 0", fixed(algorithms.NewFixedWindow, 0, time.Second), "1 to 4294967295"},
+		{"fixed limit too large", fixed(algorithms.NewFixedWindow, 4_294_967_296, time.Second), "1 to 4294967295"},
+		{"fixed window too short", fixed(algorithms.NewFixedWindow, 1, 999*us), "1ms to"},
+		{"counting limit 0", fixed(algorithms.NewCountingWindow, 0, time.Millisecond), ""},
+		{"negative counting limit", fixed(algorithms.NewCountingWindow, -1, time.Second), "0 to 4294967295"},
+		{"counting limit too large", fixed(algorithms.NewCountingWindow, 4_294_967_296, time.Second), "0 to 4294967295"},
+		{"counting window too long", fixed(algorithms.NewCountingWindow, 1, (1<<48)*us), "2^48-1 µs"},
 	} {
 		_, err := c.build()
 		switch {
@@ -108,6 +120,17 @@ func TestAccessors(t *testing.T) {
 		t.Error(got)
 	}
 	if got := fmt.Sprint(sw.Kind(), sw.Limit(), sw.Refill(), sw.Window()); got != "sliding_window 5 {0 0} 60000000" {
+		t.Error(got)
+	}
+	fw, err := algorithms.NewFixedWindow(5, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cw, err := algorithms.NewCountingWindow(5, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := fmt.Sprint(fw.Kind(), fw.Limit(), fw.Window(), fw.Counting(), cw.Kind(), cw.Counting(), fw == cw); got != "fixed_window 5 60000000 false fixed_window true false" {
 		t.Error(got)
 	}
 	if tb == bucket(t, 100, 5, 4) || tb != bucket(t, 100, 5, 3) {

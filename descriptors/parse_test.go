@@ -248,6 +248,8 @@ func TestParseRefuses(t *testing.T) {
 		{"algorithm unknown", tenantLimits("{algorithm: leaky_bucket}"), "endpoints.a.limits[0].algorithm", `unknown word "leaky_bucket"`, "token_bucket"},
 		{"algorithm a number", tenantLimits("{algorithm: 1}"), "endpoints.a.limits[0].algorithm", "1 is not text to every reader", `quote it: "1"`},
 		{"window in a bucket", tenantLimits("{" + bucketLimit + ", window: 1m}"), "endpoints.a.limits[0].window", "a field of sliding_window in a limit of token_bucket", "token_bucket has capacity and refill"},
+		{"refill in a fixed window", tenantLimits("{algorithm: fixed_window, limit: 10, window: 1m, refill: 1/s}"), "endpoints.a.limits[0].refill", "a field of token_bucket in a limit of fixed_window", "fixed_window has limit and window"},
+		{"fixed window of 0", tenantLimits("{algorithm: fixed_window, limit: 0, window: 1m}"), "endpoints.a.limits[0].limit", "0 is out of range", "limits: blocked"},
 		{"refill in a window", tenantLimits("{" + windowLimit + ", refill: 1/s}"), "endpoints.a.limits[0].refill", "a field of token_bucket in a limit of sliding_window", "sliding_window has limit and window"},
 		{"capacity missing", tenantLimits("{algorithm: token_bucket, refill: 1/s}"), "endpoints.a.limits[0].capacity", "missing", "capacity: 100"},
 		{"refill missing", tenantLimits("{algorithm: token_bucket, capacity: 1}"), "endpoints.a.limits[0].refill", "missing", "50/s"},

@@ -181,7 +181,8 @@ func drawLimit(t *rapid.T, name, scope string, after bool) string {
 		l += ", algorithm: token_bucket, " + drawBucket(t, 1)
 	} else {
 		window := rapid.SampledFrom([]string{"1ms", "1500ms", "1s", "1m", "24h", "3257d"}).Draw(t, "window")
-		l += fmt.Sprintf(", algorithm: sliding_window, limit: %d, window: %s", rapid.Int64Range(most, 1<<32-1).Draw(t, "limit"), window)
+		algorithm := rapid.SampledFrom([]string{"sliding_window", "fixed_window"}).Draw(t, "algorithm")
+		l += fmt.Sprintf(", algorithm: %s, limit: %d, window: %s", algorithm, rapid.Int64Range(most, 1<<32-1).Draw(t, "limit"), window)
 	}
 	if after {
 		l += ", charge: after"
