@@ -59,6 +59,9 @@ func serve(t *testing.T, conns int, answer func(context.Context, string) (rlsv3.
 	return c
 }
 
+// patience is a deadline that only a call without an answer reaches, however busy the machine is.
+const patience = 3 * time.Second
+
 // Of each ten tenants one is denied, one never answered and one answered with an error.
 func mixed(ctx context.Context, tenant string) (rlsv3.RateLimitResponse_Code, error) {
 	switch tenant[len(tenant)-1] {
@@ -78,8 +81,8 @@ func mixed(ctx context.Context, tenant string) (rlsv3.RateLimitResponse_Code, er
 func TestClosedCountsOutcomes(t *testing.T) {
 	t.Parallel()
 	conns := serve(t, 3, mixed)
-	const calls, deadline = 200, 500 * time.Millisecond
-	r, err := Closed{Callers: 8, Deadline: deadline, Calls: calls, First: 1000}.Run(t.Context(), conns, DistinctTenants("e"))
+	const calls, deadline = 200, patience
+	r, err := Closed{Callers: 64, Deadline: deadline, Calls: calls, First: 1000}.Run(t.Context(), conns, DistinctTenants("e"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -162,10 +165,7 @@ func TestOpenPhases(t *testing.T) {
 	if before < 0 || before > 100 {
 		t.Errorf("the second phase began after %d calls, want at most the first phase's 100", before)
 	}
-	if got := time.Since(start); got < 300*time.Millisecond {
-		t.Errorf("300 calls at 1000/s took %v", got)
-	}
-	if got := reports[1].Elapsed; got < 199*time.Millisecond || got > time.Since(start) {
+	if got := reports[1].Elapsed; got < 199*time.Millisecond || got > time.Since(start)-100*time.Millisecond {
 		t.Errorf("200 calls at 1000/s have taken %v", got)
 	}
 
@@ -224,7 +224,7 @@ func TestOpenLeavesNoSlowCallOut(t *testing.T) {
 
 func TestTenantsAreDrawnEvenly(t *testing.T) {
 	t.Parallel()
-	const tenants, calls = 50, 10_000
+	const tenants, calls = 20, 2000
 	var seen [tenants]atomic.Int64
 	conns := serve(t, 4, func(_ context.Context, tenant string) (rlsv3.RateLimitResponse_Code, error) {
 		n, err := strconv.Atoi(strings.TrimPrefix(tenant, "tenant-"))
