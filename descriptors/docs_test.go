@@ -79,3 +79,31 @@ func TestTheManualNamesEveryField(t *testing.T) {
 		}
 	}
 }
+
+// Every YAML block of the drop-in's manual is a good file, and every key stands in its tables.
+func TestTheDropInManual(t *testing.T) {
+	t.Parallel()
+	data, err := os.ReadFile("../docs/drop-in.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := block.FindAllStringSubmatch(string(data), -1)
+	if len(blocks) < 2 {
+		t.Fatalf("%d YAML blocks", len(blocks))
+	}
+	for _, b := range blocks {
+		set := parseFiles(t, file("drop-in.md", b[1]))
+		if len(set.DropInRules()) == 0 || len(set.Warnings()) > 0 {
+			t.Errorf("%d rules, warnings %v:\n%s", len(set.DropInRules()), set.Warnings(), b[1])
+		}
+	}
+	for _, key := range []string{
+		"domain", "descriptors", "key", "value", "rate_limit", "unit", "requests_per_unit", "unlimited", "name", "replaces", "shadow_mode",
+		"quota_mode", "detailed_metric", "value_to_metric", "share_threshold", "metadata",
+		"algorithm", "burst", "unit_multiplier", "fail_mode", "emergency", "all_or_nothing",
+	} {
+		if !regexp.MustCompile("(?m)^\\| `" + key + "` \\| ").Match(data) {
+			t.Errorf("no table row for %s", key)
+		}
+	}
+}

@@ -23,12 +23,11 @@ import (
 
 // The cases that the project answers for: whole areas, and single ones of other areas.
 var (
-	areas  = []string{"cookie", "ext_authz", "headers", "ip", "jwt", "lua", "metrics"}
+	areas  = []string{"config", "cookie", "ext_authz", "headers", "ip", "jwt", "lua", "metrics", "rls"}
 	single = []string{
-		"CFG-01", "CFG-04", "CFG-05", "CFG-07", "CFG-08", "CFG-09", "CFG-19", "CFG-20",
 		"DP-02", "DP-05",
 		"EA-01", "EA-05", "EA-10", "EA-15",
-		"RLS-03", "RLS-04", "RLS-05", "RLS-06", "RLS-09", "RLS-13", "RLS-24", "RLS-25", "RLS-26",
+		"RLS-24",
 		"SEC-03", "SEC-04",
 	}
 )
