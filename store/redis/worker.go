@@ -51,9 +51,11 @@ func (s *Store) roundTrip(batch []*call) []*call {
 	groups := 0
 	for _, c := range batch {
 		groups += len(c.commands)
+	}
+	s.observer.RoundTrip(groups, took, ok) // before the answers, so that who has one finds it counted
+	for _, c := range batch {
 		c.finish(nil)
 	}
-	s.observer.RoundTrip(groups, took, ok)
 	return batch
 }
 
