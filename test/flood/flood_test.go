@@ -54,13 +54,14 @@ func TestJWT_17_Flood(t *testing.T) {
 
 func TestJudge(t *testing.T) {
 	t.Parallel()
-	good := Row{Forged: 100, Fetches: 1, Valid: 10, Late: 3, BareLate: 3}
+	good := Row{Forged: 100, Fetches: 1, Valid: 100, Late: 3, BareLate: 3}
 	with := func(change func(*Row)) Row {
 		r := good
 		change(&r)
 		return r
 	}
 	late := with(func(r *Row) { r.Late = 4 })
+	busy := with(func(r *Row) { r.Late, r.BareLate = 90, 50 })
 	for _, tt := range []struct {
 		name string
 		rows []Row
@@ -69,6 +70,9 @@ func TestJudge(t *testing.T) {
 		{"good", []Row{good, good, good}, nil},
 		{"late once", []Row{good, late, good}, nil},
 		{"late twice", []Row{late, good, late}, []string{"valid callers got more late answers than from the bare server in 2 of 3 runs"}},
+		{"void twice", []Row{busy, good, busy}, []string{"the machine is too busy to judge lateness: the bare server was late in 2 of 3 runs"}},
+		{"void once, late once", []Row{busy, good, late}, []string{"valid callers got more late answers than from the bare server in 1 of 2 runs"}},
+		{"void once", []Row{busy, good, good}, nil},
 		{"accepted", []Row{with(func(r *Row) { r.Accepted = 1 })}, []string{"run 1: 1 forged tokens were accepted"}},
 		{"two fetches", []Row{good, with(func(r *Row) { r.Fetches = 2 })}, []string{"run 2: the keys were fetched 2 times"}},
 		{"store commands", []Row{with(func(r *Row) { r.Commands = 7 })}, []string{"run 1: forged tokens cost 7 store commands"}},

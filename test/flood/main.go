@@ -118,11 +118,15 @@ type Row struct {
 	BareP99  time.Duration
 }
 
+// tooBusy is the share of the bare server's valid calls that may be late before a run says nothing about lateness: the
+// machine cannot carry the load then, whoever answers.
+const tooBusy = 0.05
+
 // judge returns one line for each promise that was broken. Forged tokens, fetches, store commands and wrong answers are a
 // matter of correctness and may not happen in any run; lateness is a matter of time, which the machine has a part in, and
-// more than half of the runs must be good.
+// more than half of the runs that say anything must be good.
 func judge(rows []Row, o options) (failures []string) {
-	late := 0
+	late, judged := 0, 0
 	for i, r := range rows {
 		broken := func(bad bool, format string, args ...any) {
 			if bad {
@@ -134,12 +138,19 @@ func judge(rows []Row, o options) (failures []string) {
 		broken(r.Commands > 0, "forged tokens cost %d store commands", r.Commands)
 		broken(r.Denied > 0, "%d valid calls were denied", r.Denied)
 		broken(r.Failed > 0, "%d valid calls failed", r.Failed)
+		if float64(r.BareLate) > tooBusy*float64(r.Valid) {
+			continue
+		}
+		judged++
 		if r.Late > r.BareLate+o.Allowance {
 			late++
 		}
 	}
-	if 2*late >= len(rows) {
-		failures = append(failures, fmt.Sprintf("valid callers got more late answers than from the bare server in %d of %d runs", late, len(rows)))
+	switch {
+	case 2*judged <= len(rows):
+		failures = append(failures, fmt.Sprintf("the machine is too busy to judge lateness: the bare server was late in %d of %d runs", len(rows)-judged, len(rows)))
+	case 2*late >= judged:
+		failures = append(failures, fmt.Sprintf("valid callers got more late answers than from the bare server in %d of %d runs", late, judged))
 	}
 	return failures
 }
