@@ -188,6 +188,11 @@ descriptors:
 // startDropIn serves the real engine over a drop-in file.
 func startDropIn(t testing.TB) *running {
 	t.Helper()
+	return start(t, dropInEngine(t, rls.DropInConfig{}))
+}
+
+func dropInEngine(t testing.TB, cfg rls.DropInConfig) *rls.Engine {
+	t.Helper()
 	set, err := descriptors.Parse([]descriptors.File{{Name: "shop.yaml", Data: []byte(dropInPolicies)}}, descriptors.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -197,14 +202,46 @@ func startDropIn(t testing.TB) *running {
 		t.Fatal(err)
 	}
 	_, _, recorder := realEngine(t)
-	engine, err := rls.New(rls.Config{Store: store, Identifier: struct{ rls.Identifier }{}, Recorder: recorder, DropIn: rls.DropInConfig{Fallback: store}})
+	cfg.Fallback = store
+	engine, err := rls.New(rls.Config{Store: store, Identifier: struct{ rls.Identifier }{}, Recorder: recorder, DropIn: cfg})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := engine.Use(set); err != nil {
 		t.Fatal(err)
 	}
-	return start(t, engine)
+	return engine
+}
+
+// FuzzDropInRequest sends arbitrary bytes as a question to a process that stands in for envoyproxy/ratelimit: every one
+// that decodes is answered, with a status per descriptor, or refused by that service's error.
+func FuzzDropInRequest(f *testing.F) {
+	service := newRateLimitService(dropInEngine(f, rls.DropInConfig{
+		Compat: true, Headers: &rls.LimitHeaders{}, DynamicMetadata: true, StopWhenOver: true, LocalCacheBytes: 1 << 16, MaxStats: 100,
+	}))
+	override := entries("plan", "gold")
+	override.Limit = &ratelimitv3.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: 1, Unit: 99, UnitMultiplier: wrapperspb.UInt32(math.MaxUint32)}
+	refund := withHits(entries("plan", "gold"), math.MaxUint64)
+	refund.IsNegativeHits = true
+	f.Add(rateLimitFrame("shop", "plan", "gold"))
+	f.Add(rateLimitFrame("shop", "query", "a\xff"))
+	f.Add(rateLimitFrame("nobody", "a", "b"))
+	f.Add(marshal(f, &rlsv3.RateLimitRequest{}))
+	f.Add(marshal(f, &rlsv3.RateLimitRequest{Domain: "shop"}))
+	f.Add(marshal(f, question("shop", entries(), override, refund, withHits(entries("plan", "a"), 0), entries("plan", "a"))))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var req rlsv3.RateLimitRequest
+		resp, ok := answer(t, data, &req, func(ctx context.Context) (any, error) {
+			resp, err := service.ShouldRateLimit(ctx, &req)
+			if refused := status.Convert(err); refused.Code() == codes.Unknown && (req.GetDomain() == "" || len(req.GetDescriptors()) == 0) {
+				return &rlsv3.RateLimitResponse{OverallCode: rlsv3.RateLimitResponse_OVER_LIMIT, Statuses: make([]*rlsv3.RateLimitResponse_DescriptorStatus, len(req.GetDescriptors()))}, nil
+			}
+			return resp, err
+		}).(*rlsv3.RateLimitResponse)
+		if ok && len(resp.GetStatuses()) != len(req.GetDescriptors()) {
+			t.Fatalf("%d statuses for %d descriptors", len(resp.GetStatuses()), len(req.GetDescriptors()))
+		}
+	})
 }
 
 func TestDropInOnTheWire(t *testing.T) {

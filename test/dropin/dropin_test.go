@@ -151,29 +151,69 @@ func read(t *testing.T, name string) string {
 	return string(data)
 }
 
+// TestStoreGoesAway: when the server is gone, a rule without fail_mode goes on with its own limit in the process.
+func TestStoreGoesAway(t *testing.T) {
+	t.Parallel()
+	dir := conformance(t)
+	for _, kind := range testserver.Kinds() {
+		t.Run(string(kind), func(t *testing.T) {
+			t.Parallel()
+			server := testserver.Start(t, kind)
+			client := serve(t, open(t, server, 500*time.Millisecond), rls.DropInConfig{}, dir)
+			three := func(remaining ...uint32) {
+				t.Helper()
+				for _, want := range remaining {
+					st := step{Domain: "cf-match", Descriptors: [][][2]string{{{"notshared", "files/$U"}}}}
+					resp, err := client.ShouldRateLimit(t.Context(), st.request("away"))
+					if err != nil {
+						t.Fatal(err)
+					}
+					if got := resp.GetStatuses()[0].GetLimitRemaining(); got != want || resp.GetOverallCode() != rlsv3.RateLimitResponse_OK {
+						t.Errorf("%v, want %d left", resp, want)
+					}
+				}
+			}
+			over := func() {
+				t.Helper()
+				st := step{Domain: "cf-match", Descriptors: [][][2]string{{{"notshared", "files/$U"}}}, Want: want{Overall: "OVER_LIMIT"}}
+				st.play(t, 0, client, "away")
+			}
+			three(2, 1)
+			server.Stop()
+			three(2, 1, 0)
+			over()
+		})
+	}
+}
+
 // eachStore runs a test over the memory store and over each real server.
 func eachStore(t *testing.T, test func(t *testing.T, store rls.Store)) {
 	t.Helper()
 	t.Run("memory", func(t *testing.T) { test(t, newMemory(t)) })
 	for _, kind := range testserver.Kinds() {
 		t.Run(string(kind), func(t *testing.T) {
-			server := testserver.Start(t, kind)
-			store, err := redis.New(redis.Config{URL: "redis://" + server.Addr(), Budget: 5 * time.Second})
-			if err != nil {
-				t.Fatal(err)
-			}
-			ctx, stop := context.WithCancel(t.Context())
-			done := make(chan error, 1)
-			go func() { done <- store.Run(ctx) }()
-			t.Cleanup(func() {
-				stop()
-				if err := <-done; err != nil {
-					t.Error(err)
-				}
-			})
-			test(t, store)
+			test(t, open(t, testserver.Start(t, kind), 5*time.Second))
 		})
 	}
+}
+
+// open opens a store on a server until the test ends.
+func open(t *testing.T, server *testserver.Server, budget time.Duration) *redis.Store {
+	t.Helper()
+	store, err := redis.New(redis.Config{URL: server.URL(), Budget: budget})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- store.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return store
 }
 
 func newMemory(t *testing.T) rls.Store {
