@@ -2,6 +2,7 @@ package algorithms_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -94,16 +95,16 @@ func TestInsists(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var got string
+	var got strings.Builder
 	for _, rule := range []algorithms.Rule{strict, counting, bucket(t, 1, 1, 1)} {
 		for op := tk; op <= rf; op++ {
-			got += fmt.Sprintf("%v/%v ", rule.Insists(op, true), rule.Insists(op, false))
+			fmt.Fprintf(&got, "%v/%v ", rule.Insists(op, true), rule.Insists(op, false))
 		}
-		got += "; "
+		got.WriteString("; ")
 	}
 	const want = "false/false true/true false/false false/false ; false/true true/true false/false false/false ; false/false true/true false/false false/false ; "
-	if got != want {
-		t.Errorf("insists (fitted/not) on take, charge, peek, refund:\n got %s\nwant %s", got, want)
+	if got.String() != want {
+		t.Errorf("insists (fitted/not) on take, charge, peek, refund:\n got %s\nwant %s", got.String(), want)
 	}
 	for name, call := range map[string]func(){
 		"Admits":  func() { strict.Admits(0, algorithms.State{}, 0, 1) },

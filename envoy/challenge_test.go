@@ -22,17 +22,23 @@ func TestChallenges(t *testing.T) {
 		want   string
 	}{
 		{
-			"nothing presented", rls.CheckResult{Result: rls.Result{Reason: rls.Unauthenticated}}, 401,
+			"nothing presented",
+			rls.CheckResult{Result: rls.Result{Reason: rls.Unauthenticated}},
+			401,
 			`Bearer realm="shop \"a\"", resource_metadata="` + metadata + `"`,
 		},
 		{
-			"a bad token", rls.CheckResult{Result: rls.Result{Reason: rls.Unauthenticated}, InvalidToken: true}, 401,
+			"a bad token",
+			rls.CheckResult{Result: rls.Result{Reason: rls.Unauthenticated}, InvalidToken: true},
+			401,
 			`Bearer realm="shop \"a\"", error="invalid_token", resource_metadata="` + metadata + `"`,
 		},
 		{
-			"a token without the scope", rls.CheckResult{
+			"a token without the scope",
+			rls.CheckResult{
 				Result: rls.Result{Reason: rls.InsufficientScope}, RequiredScopes: []string{"orders:read", "orders:write"},
-			}, 403,
+			},
+			403,
 			`Bearer realm="shop \"a\"", error="insufficient_scope", scope="orders:read orders:write", resource_metadata="` + metadata + `"`,
 		},
 		{"a token that cannot be checked now", rls.CheckResult{Result: rls.Result{Reason: rls.IdentityUnavailable}, InvalidToken: true}, 503, ""},

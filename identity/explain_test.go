@@ -90,23 +90,31 @@ func TestExplainAnonymous(t *testing.T) {
 	}{
 		{"nothing", newResolver(t), identity.Credentials{}, []string{"cookie", "-address"}, []string{"none named sentinel_anon_id", "all such callers share"}},
 		{
-			"a cookie and an address", newResolver(t), identity.Credentials{Cookies: cookie(good), ClientAddress: []string{"203.0.113.7"}},
-			[]string{"cookie", "address"}, []string{"sha256:", "expires 2025-06-15T15:07:40Z", "the bucket of 203.0.113.7"},
+			"a cookie and an address", newResolver(t),
+			identity.Credentials{Cookies: cookie(good), ClientAddress: []string{"203.0.113.7"}},
+			[]string{"cookie", "address"},
+			[]string{"sha256:", "expires 2025-06-15T15:07:40Z", "the bucket of 203.0.113.7"},
 		},
 		{"expired", newResolver(t), identity.Credentials{Cookies: cookie(makeCookie(clientID, "1", cookieKey))}, []string{"-cookie", "-address"}, []string{"has expired"}},
 		{"forged", newResolver(t), identity.Credentials{Cookies: cookie(makeCookie(clientID, inSeconds(60), secret256))}, []string{"-cookie", "-address"}, []string{"signed by none"}},
 		{"malformed", newResolver(t), identity.Credentials{Cookies: cookie("x")}, []string{"-cookie", "-address"}, []string{"malformed"}},
 		{
-			"a trusted proxy", newResolver(t, trusting(1)), identity.Credentials{ForwardedFor: []string{"6.6.6.6, 203.0.113.7"}, Peer: netip.MustParseAddr("10.0.0.2")},
-			[]string{"cookie", "address"}, []string{"10.0.0.2 is a trusted proxy", "place 1 from the right", "203.0.113.7"},
+			"a trusted proxy", newResolver(t, trusting(1)),
+			identity.Credentials{ForwardedFor: []string{"6.6.6.6, 203.0.113.7"}, Peer: netip.MustParseAddr("10.0.0.2")},
+			[]string{"cookie", "address"},
+			[]string{"10.0.0.2 is a trusted proxy", "place 1 from the right", "203.0.113.7"},
 		},
 		{
-			"a trusted proxy that names nobody", newResolver(t, trusting(2)), identity.Credentials{ForwardedFor: []string{"203.0.113.7"}, Peer: netip.MustParseAddr("10.0.0.2")},
-			[]string{"cookie", "address"}, []string{"no address at place 2", "the bucket of 10.0.0.2"},
+			"a trusted proxy that names nobody", newResolver(t, trusting(2)),
+			identity.Credentials{ForwardedFor: []string{"203.0.113.7"}, Peer: netip.MustParseAddr("10.0.0.2")},
+			[]string{"cookie", "address"},
+			[]string{"no address at place 2", "the bucket of 10.0.0.2"},
 		},
 		{
-			"a stranger", newResolver(t, trusting(1)), identity.Credentials{ForwardedFor: []string{"203.0.113.7"}, Peer: netip.MustParseAddr("198.51.100.9")},
-			[]string{"cookie", "address"}, []string{"no trusted proxy", "the bucket of 198.51.100.9"},
+			"a stranger", newResolver(t, trusting(1)),
+			identity.Credentials{ForwardedFor: []string{"203.0.113.7"}, Peer: netip.MustParseAddr("198.51.100.9")},
+			[]string{"cookie", "address"},
+			[]string{"no trusted proxy", "the bucket of 198.51.100.9"},
 		},
 	} {
 		steps, id := tt.r.ExplainAnonymous(tt.c)

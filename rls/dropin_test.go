@@ -568,8 +568,10 @@ func TestMT_04_near_limit(t *testing.T) {
 		{"three=a *3 -> OK [ok 0 of 3/hour 537s]", map[string]uint64{"shop.three total_hits": 3, "shop.three within_limit": 3, "shop.three near_limit": 1}},
 		// What lies above the limit is over it, the rest near or within.
 		{"ten=a hits=15 -> OVER [over 0 of 10/hour 537s]", map[string]uint64{"shop.ten total_hits": 15, "shop.ten over_limit": 5, "shop.ten near_limit": 2}},
-		{"ten=a *9 -> OK [ok 1 of 10/hour 537s]\nten=a hits=5 -> OVER [over 0 of 10/hour 537s]\nten=a hits=5 -> OVER [over 0 of 10/hour 537s]",
-			map[string]uint64{"shop.ten total_hits": 19, "shop.ten within_limit": 9, "shop.ten near_limit": 2, "shop.ten over_limit": 9}},
+		{
+			"ten=a *9 -> OK [ok 1 of 10/hour 537s]\nten=a hits=5 -> OVER [over 0 of 10/hour 537s]\nten=a hits=5 -> OVER [over 0 of 10/hour 537s]",
+			map[string]uint64{"shop.ten total_hits": 19, "shop.ten within_limit": 9, "shop.ten near_limit": 2, "shop.ten over_limit": 9},
+		},
 		{"ten=a hits=0 -> OK [ok 10 of 10/hour 537s]", nil},
 	} {
 		d := newDropIn(t, basic)

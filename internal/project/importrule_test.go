@@ -59,7 +59,7 @@ func violations(pkgs []pkg, standard func(string) bool) []string {
 	var found []string
 	for _, p := range pkgs {
 		path := strings.TrimPrefix(p.ImportPath, module+"/")
-		if slices.ContainsFunc(outside, func(prefix string) bool { return strings.HasPrefix(path, prefix) }) {
+		if slices.ContainsFunc(outside, func(prefix string) bool { return strings.HasPrefix(path+"/", prefix) }) {
 			continue
 		}
 		may, ok := allowed[path]
