@@ -1,8 +1,10 @@
 package containers
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"os"
 	osexec "os/exec"
@@ -25,6 +27,7 @@ const maxFirst429 = 60 * time.Second
 type stack struct {
 	docker  *client.Client
 	project string
+	image   string // that compose builds
 	dir     string // the project's tracked files and nothing else, as a clone has them
 	env     []string
 	ports   *strings.Replacer // from the documented ports to those in use
@@ -33,6 +36,7 @@ type stack struct {
 
 // What a newcomer does, and then what a bad day does. The commands are the README's own.
 func TestCompose(t *testing.T) {
+	t.Parallel()
 	s := newStack(t)
 	commands := readmeCommands(t)
 	up, down := commands[:len(commands)-1], commands[len(commands)-1]
@@ -40,7 +44,7 @@ func TestCompose(t *testing.T) {
 	begun := time.Now()
 	printed := s.sh(t, strings.Join(up, "\n"))
 	took := time.Since(begun)
-	if got := regexp.MustCompile(`(?m)^\d{3}$`).FindAllString(printed, -1); strings.Join(got, " ") != "200 200 200 200 200 429" {
+	if got := statuses(printed); got != "200 200 200 200 200 429" {
 		t.Fatalf("the README's commands printed %q\n%s", got, printed)
 	}
 	t.Logf("from `docker compose up` to the first 429 through Envoy: %.1f s", took.Seconds())
@@ -52,6 +56,7 @@ func TestCompose(t *testing.T) {
 	t.Run("tenants", s.tenants)
 	t.Run("a frozen Redis", s.frozenRedis)
 	t.Run("a restarted sentinel-rls", s.restartedSentinel)
+	t.Run("what the manual tries", s.manual) // a new process: its emergency caps are full
 	t.Run("an edited policy", s.editedPolicy)
 	t.Run("down leaves nothing", func(t *testing.T) {
 		s.sh(t, down)
@@ -65,9 +70,14 @@ func TestCompose(t *testing.T) {
 	})
 }
 
+// statuses returns the HTTP statuses that curl lines of the documentation printed.
+func statuses(printed string) string {
+	return strings.Join(regexp.MustCompile(`(?m)^\d{3}$`).FindAllString(printed, -1), " ")
+}
+
 func newStack(t *testing.T) *stack {
 	t.Helper()
-	s := &stack{docker: engine(t), project: fmt.Sprintf("sentinel-test-%d", os.Getpid())}
+	s := &stack{docker: engine(t), project: fmt.Sprintf("sentinel-test-%d", os.Getpid()), image: imageUnderTest() + "-compose"}
 	if out, err := osexec.Command("docker", "compose", "version").CombinedOutput(); err != nil {
 		skip(t, "no docker compose: %v\n%s", err, out)
 	}
@@ -77,22 +87,23 @@ func newStack(t *testing.T) *stack {
 	s.url = "http://127.0.0.1:" + envoy
 	s.env = append(os.Environ(),
 		"COMPOSE_PROJECT_NAME="+s.project, "PORT_ENVOY="+envoy, "PORT_ADMIN="+admin,
-		"IMAGE_SENTINEL="+imageUnderTest(), "IMAGE_SENTINEL_PULL=never", // it is the one under test
+		"IMAGE_SENTINEL="+s.image,
 	)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Log(s.sh(t, "docker compose -f examples/docker-compose.yaml logs --no-color --tail 50"))
 		}
 		s.sh(t, "docker compose -f examples/docker-compose.yaml down --volumes --timeout 1")
+		_, _ = s.docker.ImageRemove(context.Background(), s.image, client.ImageRemoveOptions{}) // where it was not even built
 	})
 	return s
 }
 
-// clone copies the tracked files that compose reads to a new directory.
+// clone copies the tracked files to a new directory.
 func clone(t *testing.T) string {
 	t.Helper()
 	const root = "../.."
-	git := osexec.Command("git", "ls-files", "-z", "--", "examples", "Dockerfile")
+	git := osexec.Command("git", "ls-files", "-z")
 	git.Dir = root
 	list, err := git.Output()
 	if err != nil || len(list) == 0 {
@@ -101,6 +112,9 @@ func clone(t *testing.T) string {
 	dir := t.TempDir()
 	for name := range strings.SplitSeq(strings.TrimRight(string(list), "\x00"), "\x00") {
 		data, err := os.ReadFile(filepath.Join(root, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // removed, not yet committed
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -310,6 +324,24 @@ func (s *stack) restartedSentinel(t *testing.T) {
 	t.Logf("restarted in %.1f s", time.Since(begun).Seconds())
 	if got := said(get(t, s.url+"/v1/login", nil)); got != "429 RATE_LIMITED" {
 		t.Errorf("login after the restart: %s, want 429 RATE_LIMITED", got)
+	}
+}
+
+// manual runs the blocks of docs/containers.md that say what they print.
+func (s *stack) manual(t *testing.T) {
+	text, err := os.ReadFile("../../docs/containers.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := regexp.MustCompile("(?s)<!-- prints: ([\\d ]+) -->\\s*```sh\\n(.*?)\\n```").FindAllSubmatch(text, -1)
+	if len(blocks) != 2 {
+		t.Fatalf("%d blocks say what they print, want 2", len(blocks))
+	}
+	for _, block := range blocks {
+		printed := s.sh(t, string(block[2]))
+		if got := statuses(printed); got != string(block[1]) {
+			t.Errorf("printed %q, want %q\n%s\n%s", got, block[1], block[2], printed)
+		}
 	}
 }
 

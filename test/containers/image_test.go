@@ -41,6 +41,7 @@ func TestImageIsSmallAndDeclaresItself(t *testing.T) {
 
 // The image holds the binary and the TLS roots: no shell, no package manager, no secret, nothing to patch.
 func TestImageHoldsNothingElse(t *testing.T) {
+	t.Parallel()
 	docker := engine(t)
 	c := run(t, imageUnderTest(), testcontainers.WithNoStart())
 	export, err := docker.ContainerExport(t.Context(), c.GetContainerID(), client.ContainerExportOptions{})
@@ -69,6 +70,7 @@ func TestImageHoldsNothingElse(t *testing.T) {
 
 // Whoever can run a command in a container must not be able to make tokens there.
 func TestImageLeavesDevelopmentCommandsOut(t *testing.T) {
+	t.Parallel()
 	docker := engine(t)
 	c := run(t, imageUnderTest(), testcontainers.WithCmd("dev", "token"),
 		testcontainers.WithWaitStrategy(wait.ForExit().WithExitTimeout(startTimeout)))
@@ -84,6 +86,7 @@ func TestImageLeavesDevelopmentCommandsOut(t *testing.T) {
 
 // With a read-only root, without capabilities, as a user of no name: it serves, says so, and stops in good order.
 func TestContainerServesAndStops(t *testing.T) {
+	t.Parallel()
 	docker := engine(t)
 	begun := time.Now()
 	c := start(t, testcontainers.WithEnv(map[string]string{"SENTINEL_SHUTDOWN_DRAIN_DELAY": "3s"}))

@@ -43,6 +43,7 @@ endpoints:
 // What a container's Redis can do to us: freeze, come back, die, and start again at another address without its memory.
 // sentinel-rls answers inside the deadline all the while.
 func TestRedisFrozenKilledAndRestarted(t *testing.T) {
+	t.Parallel()
 	docker := engine(t)
 	net, err := network.New(t.Context())
 	testcontainers.CleanupNetwork(t, net)

@@ -116,7 +116,7 @@ lab_down() {
         [ "$table" != filter ] || iptables -P FORWARD ACCEPT 2>/dev/null || :
       fi
     done
-    echo "$LAB_FORWARD" >/proc/sys/net/ipv4/ip_forward
+    echo "$LAB_FORWARD" >/proc/sys/net/ipv4/ip_forward || :
     awk -v under="$LAB/" 'index($2, under) == 1 {print $2}' /proc/mounts | sort -r | xargs -r umount -l
   elif lab_answers; then
     docker images --quiet 'sentinel-lab/*' | sort -u | xargs -r docker rmi --force >/dev/null 2>&1 || :
