@@ -55,16 +55,30 @@ parity: servers ## Scripts against the Go rules on real servers (CHECKS=3000 SEE
 cases: servers ## Each fault case: its test and result, or why it does not apply
 	go run ./test/cases
 
+.PHONY: start
+start: servers ## Time from the start of the process to gRPC health SERVING (ARGS='-n 50 -check')
+	go run ./test/start $(ARGS)
+
+.PHONY: image
+image: ## Build the container image sentinel-rls:dev from the Dockerfile
+	docker build --build-arg VERSION=$(VERSION) -t sentinel-rls:dev .
+
+.PHONY: containers
+containers: servers ## Image and docker-compose.yaml on a Docker engine, which root may start here for as long as it takes
+	test/lab/run
+
 .PHONY: lint
 lint: ## vet, go fix, staticcheck, gofumpt, tidy, import rule, shell syntax
 	go vet ./...
 	go fix -diff ./...
 	go mod tidy -diff
 	go -C tools mod tidy -diff
+	go -C test/containers mod tidy -diff
 	go tool -modfile=tools/go.mod staticcheck ./...
+	cd test/containers && go vet . && go fix -diff . && go tool -modfile=../../tools/go.mod staticcheck .
 	@unformatted=$$(go tool -modfile=tools/go.mod gofumpt -l .); \
 	if [ -n "$$unformatted" ]; then printf 'not gofumpt-formatted:\n%s\n' "$$unformatted" >&2; exit 1; fi
-	bash -n .ci/run tools/fetch
+	for script in .ci/run tools/fetch test/lab/*; do bash -n $$script; done
 	go test -count=1 ./internal/project
 
 .PHONY: tools
