@@ -159,9 +159,9 @@ func (c *comparison) dropInLimits(old, r *DropInRule) {
 	for i := range max(len(old.Limits), len(r.Limits)) {
 		switch {
 		case i >= len(r.Limits):
-			c.add(Change{What: "limit removed", Limit: ordinal(i), Old: old.Limits[i].text().String(), Loosens: Unbounded})
+			c.add(Change{What: "limit removed", Limit: ordinal(i), Old: old.Limits[i].Text().String(), Loosens: Unbounded})
 		case i >= len(old.Limits):
-			c.add(Change{What: "limit added", Limit: ordinal(i), New: r.Limits[i].text().String(), Tightens: Unbounded})
+			c.add(Change{What: "limit added", Limit: ordinal(i), New: r.Limits[i].Text().String(), Tightens: Unbounded})
 		default:
 			c.dropInLimit(i, &old.Limits[i], &r.Limits[i])
 		}
@@ -169,7 +169,7 @@ func (c *comparison) dropInLimits(old, r *DropInRule) {
 }
 
 func (c *comparison) dropInLimit(i int, old, l *DropInLimit) {
-	before, after := old.text(), l.text()
+	before, after := old.Text(), l.Text()
 	if old.Name != l.Name || !slices.Equal(old.Replaces, l.Replaces) {
 		// Which of a request's limits apply depends on its other descriptors: it may be more of them or fewer.
 		c.add(Change{

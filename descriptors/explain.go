@@ -2,6 +2,7 @@ package descriptors
 
 import (
 	"fmt"
+	"math"
 	"strings"
 	"time"
 
@@ -154,28 +155,18 @@ func (t RuleText) String() string {
 	return fmt.Sprintf("%s, capacity %d, refill %s", t.Algorithm, t.Capacity, t.Refill)
 }
 
-// rateText writes a rate as policies do.
+// rateText writes a rate as policies do, in the smallest unit in which it is a whole number of tokens.
 func rateText(r algorithms.Rate) string {
 	if r.Tokens == 0 {
 		return "0"
 	}
-	seconds := r.Seconds
-	for _, u := range []struct {
-		name   string
-		length int64
-	}{{"d", 24 * 60 * 60}, {"h", 60 * 60}, {"m", 60}} {
-		if seconds%u.length != 0 {
-			continue
+	for _, u := range []string{"s", "m", "h", "d"} {
+		length := unitSeconds[u]
+		if length%r.Seconds == 0 && r.Tokens <= math.MaxInt64/length {
+			return fmt.Sprintf("%d/%s", r.Tokens*(length/r.Seconds), u)
 		}
-		if seconds == u.length {
-			return fmt.Sprintf("%d/%s", r.Tokens, u.name)
-		}
-		return fmt.Sprintf("%d/%d%s", r.Tokens, seconds/u.length, u.name)
 	}
-	if seconds == 1 {
-		return fmt.Sprintf("%d/s", r.Tokens)
-	}
-	return fmt.Sprintf("%d/%ds", r.Tokens, seconds)
+	return fmt.Sprintf("%d/%ds", r.Tokens, r.Seconds)
 }
 
 // windowText writes a window as policies do, in the largest unit that holds it.
@@ -230,12 +221,13 @@ func (r *DropInRule) Text() DropInText {
 		return t
 	}
 	for i := range r.Limits {
-		t.Limits = append(t.Limits, r.Limits[i].text())
+		t.Limits = append(t.Limits, r.Limits[i].Text())
 	}
 	return t
 }
 
-func (l *DropInLimit) text() DropInLimitText {
+// Text describes the limit.
+func (l *DropInLimit) Text() DropInLimitText {
 	t := DropInLimitText{
 		Name: l.Name, RequestsPerUnit: l.PerUnit, Unit: l.Unit.String(), Replaces: l.Replaces, RuleText: ruleText(l.Rule),
 	}

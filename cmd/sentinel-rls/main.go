@@ -25,6 +25,7 @@ const (
 	exitFailure = 1 // it could not run, or stopped by itself
 	exitUsage   = 2 // the command line is wrong
 	exitInvalid = 3 // configuration, policies, secrets, or the store's own configuration: someone must edit something
+	exitFinding = 4 // diff: a change is not allowed
 )
 
 func main() {
@@ -39,14 +40,21 @@ func main() {
 type commandLine struct {
 	Serve       serveCommand       `cmd:"" help:"Answer Envoy. Without configuration: one demo endpoint, limits in memory."`
 	Validate    validateCommand    `cmd:"" help:"Check policies, and a configuration, without serving them."`
+	Explain     explainCommand     `cmd:"" help:"Say which policy and limits a request meets, and with --peek what they hold. Spends nothing."`
+	Diff        diffCommand        `cmd:"" help:"Say what changes for whom between two sets of policies."`
+	Reset       resetCommand       `cmd:"" help:"Give one caller of one endpoint full buckets again."`
+	Top         topCommand         `cmd:"" help:"Show whom a running server denies most, and where."`
 	Healthcheck healthcheckCommand `cmd:"" help:"Ask a running server for its gRPC health, as containers do."`
+	Completion  completionCommand  `cmd:"" help:"Print a completion script for a shell."`
 	Version     versionCommand     `cmd:"" help:"Print the version."`
+	devCommands
 }
 
 // environment is what a command may use of the world.
 type environment struct {
 	ctx            context.Context // done: stop
 	variables      []string        // as os.Environ
+	stdin          io.Reader
 	stdout, stderr io.Writer
 }
 
@@ -54,6 +62,16 @@ type environment struct {
 type invalidError struct{ error }
 
 func (e invalidError) Unwrap() error { return e.error }
+
+// usageError is an error of the command line that only shows once configuration or policies are read.
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
+// findingError says that a command did its work and found something: diff a change that is not allowed.
+type findingError struct{ error }
+
+func (e findingError) Unwrap() error { return e.error }
 
 // run is the program: args without its name, env as os.Environ gives it. It returns the exit code.
 func run(ctx context.Context, args, env []string, stdout, stderr io.Writer) int {
@@ -74,13 +92,23 @@ func run(ctx context.Context, args, env []string, stdout, stderr io.Writer) int 
 		complain(stderr, fmt.Errorf("%w; see sentinel-rls --help", err))
 		return exitUsage
 	}
-	err = command.Run(&environment{ctx: ctx, variables: env, stdout: stdout, stderr: stderr})
+	err = command.Run(&environment{ctx: ctx, variables: env, stdin: os.Stdin, stdout: stdout, stderr: stderr})
 	if err == nil {
 		return exitOK
 	}
 	complain(stderr, err)
+	return exitCode(err)
+}
+
+func exitCode(err error) int {
+	if _, ok := errors.AsType[usageError](err); ok {
+		return exitUsage
+	}
 	if _, ok := errors.AsType[invalidError](err); ok {
 		return exitInvalid
+	}
+	if _, ok := errors.AsType[findingError](err); ok {
+		return exitFinding
 	}
 	return exitFailure
 }

@@ -132,7 +132,7 @@ func assemble(s settings, env *environment) (*program, error) {
 	p.live = &livePolicies{cfg: s.cfg, engine: engine, recorder: recorder, log: p.log}
 	p.health = admin.NewHealth(p.degraded)
 	p.admin = admin.New(admin.Config{
-		Gatherer: registry, Health: p.health, Policies: p.live.shown.Load,
+		Gatherer: registry, Health: p.health, Policies: p.live.shown.Load, Denied: recorder.TopDenied,
 		Token: s.cfg.Admin.Token.Reveal(), Log: p.log,
 	})
 

@@ -3,7 +3,7 @@
 //	/metrics         Prometheus
 //	/healthz         200: the process lives
 //	/readyz          200 whenever an answer can be given, with degraded codes in the body; else 503
-//	/policies        the active policy set, on loopback or with the token
+//	/policies        the active policy set and who is denied most, on loopback or with the token
 //	/debug/pprof/    profiles, on loopback or with the token
 package admin
 
@@ -24,6 +24,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/net/netutil"
+
+	"github.com/sentinel-rls/sentinel-rls/internal/telemetry"
 )
 
 // Bounds of the server. Profiles may run for a minute, everything else answers at once.
@@ -39,11 +41,12 @@ const (
 
 // Config is what a Server is made of.
 type Config struct {
-	Gatherer prometheus.Gatherer // required
-	Health   *Health             // required
-	Policies func() *Policies    // required; nil result: no set yet
-	Token    string              // for /policies and profiles from elsewhere than loopback; empty: none is accepted
-	Log      *slog.Logger        // required
+	Gatherer prometheus.Gatherer     // required
+	Health   *Health                 // required
+	Policies func() *Policies        // required; nil result: no set yet
+	Denied   func() telemetry.Denied // required; who was denied most, shown with the policies
+	Token    string                  // for /policies and profiles from elsewhere than loopback; empty: none is accepted
+	Log      *slog.Logger            // required
 }
 
 // Policies is the body of /policies.
@@ -58,6 +61,8 @@ type Policies struct {
 	// Stale: the files cannot be used, so this set, the last good one, is served. Problems then says why.
 	Stale    bool     `json:"stale"`
 	Problems []string `json:"problems,omitempty"`
+
+	Denied *telemetry.Denied `json:"denied,omitempty"` // added by the server
 }
 
 // Endpoint is one endpoint of Policies.
@@ -151,7 +156,10 @@ func (s *Server) policies(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusServiceUnavailable, map[string]string{"error": "no policies are loaded yet"})
 		return
 	}
-	writeJSON(w, http.StatusOK, p)
+	shown := *p
+	denied := s.cfg.Denied()
+	shown.Denied = &denied
+	writeJSON(w, http.StatusOK, shown)
 }
 
 // guarded lets callers on the same machine and callers with the token through.

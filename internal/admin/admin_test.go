@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/sentinel-rls/sentinel-rls/internal/admin"
+	"github.com/sentinel-rls/sentinel-rls/internal/telemetry"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -30,6 +31,9 @@ func config(token string, health *admin.Health) admin.Config {
 	reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "sentinel_test", Help: "x"}, func() float64 { return 42 }))
 	return admin.Config{
 		Gatherer: reg, Health: health, Token: token, Log: slog.New(slog.DiscardHandler),
+		Denied: func() telemetry.Denied {
+			return telemetry.Denied{Since: loadedAt, Denials: 2, Pairs: []telemetry.DeniedCount{{IdentityHash: "aa", EndpointID: "orders", AtLeast: 1, AtMost: 2}}}
+		},
 		Policies: func() *admin.Policies {
 			return &admin.Policies{
 				Hash: "abc", Loaded: loadedAt, Files: []string{"shop.yaml"}, Domains: []string{"shop"},
@@ -114,7 +118,8 @@ func TestPoliciesShowTheActiveSet(t *testing.T) {
 		t.Fatalf("/policies: %d, %v", w.Code, w.Header())
 	}
 	want := `{"hash":"abc","loaded":"2026-01-02T03:04:05Z","files":["shop.yaml"],"domains":["shop"],"endpoints":[` +
-		`{"id":"orders","domain":"shop","policy_version":3,"identity":"tenant_jwt","fail_mode":"fail_open","mode":"enforce","tenants":1}],"stale":false}`
+		`{"id":"orders","domain":"shop","policy_version":3,"identity":"tenant_jwt","fail_mode":"fail_open","mode":"enforce","tenants":1}],"stale":false,` +
+		`"denied":{"since":"2026-01-02T03:04:05Z","denials":2,"error":0,"pairs":[{"identity_hash":"aa","endpoint_id":"orders","at_least":1,"at_most":2}],"callers":null,"endpoints":null}}`
 	if got := strings.TrimSpace(w.Body.String()); got != want {
 		t.Errorf("/policies\n%s\nwant\n%s", got, want)
 	}

@@ -39,6 +39,7 @@ type Recorder struct {
 	stray     endpointSamplers
 	refusals  sync.Map // check → *sampler: a flood of one kind of bad credential does not hide another
 	policies  policiesCollector
+	top       topDenied
 }
 
 var (
@@ -102,8 +103,9 @@ func (r *Recorder) ClockBehind() { r.metrics.clockBehind.Inc() }
 // DenyCacheHit counts a denial answered from memory.
 func (r *Recorder) DenyCacheHit() { r.metrics.denyCacheHits.Inc() }
 
-// Denied logs the denial, or counts it as suppressed.
+// Denied logs the denial, or counts it as suppressed, and remembers who was denied where.
 func (r *Recorder) Denied(d rls.Denial) {
+	r.top.add(d)
 	samplers := &r.stray
 	if e, ok := r.endpoints.Load(d.EndpointID); ok {
 		samplers = &e.(*endpoint).samplers
