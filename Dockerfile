@@ -10,11 +10,12 @@ COPY . .
 ARG TARGETOS
 ARG TARGETARCH
 ARG VERSION=
-# grpcnotrace leaves out a debugging page of grpc-go that nothing serves. Inlining is off in go-redis, of which the linker
-# keeps every command, used or not: the calls that are used wait for a network, and the binary is 2 MiB smaller.
+# nodev leaves out the commands that sign tokens, grpcnotrace a debugging page of grpc-go that nothing serves. Inlining is off
+# in go-redis, of which the linker keeps every command, used or not: the calls that are used wait for a network, and the
+# binary is 2 MiB smaller.
 RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
     CGO_ENABLED=0 GOOS=$TARGETOS GOARCH=$TARGETARCH \
-    go build -trimpath -buildvcs=false -tags=grpcnotrace -gcflags=github.com/redis/go-redis/v9=-l \
+    go build -trimpath -buildvcs=false -tags=grpcnotrace,nodev -gcflags=github.com/redis/go-redis/v9=-l \
       -ldflags "-s -w -X main.version=$VERSION" -o /sentinel-rls ./cmd/sentinel-rls
 
 FROM scratch
