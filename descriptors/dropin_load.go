@@ -163,7 +163,7 @@ func (d *loading) node(l *level, v value, up *above) {
 		rule.Index = len(d.set.rules)
 		d.set.rules = append(d.set.rules, rule)
 		d.domain.rules++
-		n.rule = rule
+		n.rule, n.keyTail = rule, rule.Limits[0].keyTail
 	}
 	if below, ok := f.has("descriptors"); ok {
 		next := new(level)

@@ -17,15 +17,18 @@ type level struct {
 	wild   []*node          // those with a pattern, in file order
 }
 
-// node is one descriptor of a file.
+// node is one descriptor of a file. What matching reads stands first, in one line of the processor's cache.
 type node struct {
-	key, value string // value: empty for none
-	name       string // key_value, or key
-	pattern    *pattern
-	share      bool // share_threshold
-	toMetric   bool // value_to_metric
-	rule       *DropInRule
-	next       *level // nil: none below
+	rule    *DropInRule
+	next    *level // nil: none below
+	share   bool   // share_threshold
+	keyTail string // of the rule's first limit
+	key     string
+	value   string // empty for none
+	pattern *pattern
+
+	name     string // key_value, or key
+	toMetric bool   // value_to_metric
 }
 
 // find returns the node that an entry matches: the one of that key and value, else the first pattern in file order, else
@@ -170,7 +173,12 @@ func appendText(to []byte, mark byte, text string) []byte {
 }
 
 // Key returns the store key of the bucket that the rule's limit i keeps for this descriptor.
-func (m *Match) Key(i int) string { return m.key(m.Rule.Limits[i].keyTail) }
+func (m *Match) Key(i int) string {
+	if i == 0 {
+		return m.key(m.path[len(m.path)-1].keyTail)
+	}
+	return m.key(m.Rule.Limits[i].keyTail)
+}
 
 // OverrideKey returns the store key for a limit that the request itself brings. It is the key of a configured limit with
 // the same unit: they share the counter.

@@ -740,7 +740,7 @@ func TestTenThousandValuesLoadWithinASecond(t *testing.T) {
 	if set, err = descriptors.Parse([]descriptors.File{f}, descriptors.Options{}); err != nil {
 		t.Fatal(err)
 	}
-	if took := processorTime(t) - before; took > time.Second {
+	if took := processorTime(t) - before; took > time.Second && !raceDetector {
 		t.Errorf("10 000 values took %v", took)
 	}
 	domain, _ := set.DropIn("shop")
