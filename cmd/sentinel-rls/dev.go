@@ -33,6 +33,9 @@ type tokenCommand struct {
 	TTL    time.Duration `name:"ttl" default:"1h" help:"How long it works."`
 }
 
+// Help is what --help shows below the first line.
+func (tokenCommand) Help() string { return helpText("token") }
+
 // Validate refuses a token that never works.
 func (c *tokenCommand) Validate() error {
 	if c.TTL <= 0 {

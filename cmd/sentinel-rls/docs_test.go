@@ -1,12 +1,9 @@
 package main
 
 import (
-	"maps"
 	"os"
 	"path/filepath"
-	"reflect"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 
@@ -20,31 +17,6 @@ func document(t *testing.T, name string) string {
 		t.Fatal(err)
 	}
 	return string(text)
-}
-
-// Every flag of the program stands in docs/cli.md, and no other.
-func TestManualListsEveryFlag(t *testing.T) {
-	t.Parallel()
-	flags := map[string]bool{"--help": true}
-	for _, command := range []any{serveCommand{}, validateCommand{}, healthcheckCommand{}, versionCommand{}} {
-		for field := range reflect.TypeOf(command).Fields() {
-			if _, positional := field.Tag.Lookup("arg"); positional {
-				continue
-			}
-			name := field.Tag.Get("name")
-			if name == "" {
-				name = strings.ToLower(field.Name)
-			}
-			flags["--"+name] = true
-		}
-	}
-	manual := map[string]bool{}
-	for _, flag := range regexp.MustCompile(`--[a-z][a-z-]*`).FindAllString(document(t, "docs/cli.md"), -1) {
-		manual[flag] = true
-	}
-	if got, want := slices.Sorted(maps.Keys(manual)), slices.Sorted(maps.Keys(flags)); !slices.Equal(got, want) {
-		t.Errorf("docs/cli.md names the flags %v, the program has %v", got, want)
-	}
 }
 
 var link = regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)

@@ -19,14 +19,25 @@ import (
 // version is set by the linker (make build); empty: the module's own.
 var version string
 
-// Exit codes. docs/cli.md lists them.
+// Exit codes.
 const (
 	exitOK      = 0
-	exitFailure = 1 // it could not run, or stopped by itself
-	exitUsage   = 2 // the command line is wrong
-	exitInvalid = 3 // configuration, policies, secrets, or the store's own configuration: someone must edit something
-	exitFinding = 4 // diff: a change is not allowed
+	exitFailure = 1
+	exitUsage   = 2
+	exitInvalid = 3
+	exitFinding = 4
 )
+
+// exitMeanings says what the exit codes mean; docs/cli.md is made of it.
+var exitMeanings = map[int]string{
+	exitOK: "done; for `serve`: stopped as asked",
+	exitFailure: "it could not run: an address is in use, a server does not answer, a part of the process ended by itself; " +
+		"for `healthcheck`: anything but SERVING",
+	exitUsage: "the command line is wrong",
+	exitInvalid: "configuration, policies, a secret, or Redis' own configuration is wrong: someone must edit something; for `diff` " +
+		"also: a running process would refuse the new policies after the old ones",
+	exitFinding: "`diff`: a change loosens or tightens more than `--allow` says",
+}
 
 func main() {
 	// Whoever reads the log may go away; that must not end the process.
@@ -75,15 +86,8 @@ func (e findingError) Unwrap() error { return e.error }
 
 // run is the program: args without its name, env as os.Environ gives it. It returns the exit code.
 func run(ctx context.Context, args, env []string, stdout, stderr io.Writer) int {
-	var line commandLine
 	helped := false
-	parser := kong.Must(&line,
-		kong.Name("sentinel-rls"),
-		kong.Description("Tenant-aware rate limits and authentication for Envoy."),
-		kong.Writers(stdout, stderr),
-		kong.Exit(func(int) { helped = true }),
-		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
-	)
+	parser := newParser(stdout, stderr, func(int) { helped = true })
 	command, err := parser.Parse(args)
 	switch {
 	case helped:
@@ -98,6 +102,17 @@ func run(ctx context.Context, args, env []string, stdout, stderr io.Writer) int 
 	}
 	complain(stderr, err)
 	return exitCode(err)
+}
+
+// newParser returns the parser of the command line. exit is called after help was printed.
+func newParser(stdout, stderr io.Writer, exit func(int)) *kong.Kong {
+	return kong.Must(new(commandLine),
+		kong.Name("sentinel-rls"),
+		kong.Description("Tenant-aware rate limits and authentication for Envoy."),
+		kong.Writers(stdout, stderr),
+		kong.Exit(exit),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
+	)
 }
 
 func exitCode(err error) int {
