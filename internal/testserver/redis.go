@@ -3,6 +3,7 @@ package testserver
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -40,6 +41,8 @@ type options struct {
 	port     int
 	socket   bool
 	password string
+	certs    *Certificates
+	sentinel string // the configuration file of a sentinel, in a directory that becomes the server's
 }
 
 // WithArgs adds command line arguments, "--maxmemory", "1mb" for example. They win over the ones set here.
@@ -51,6 +54,12 @@ func WithArgs(args ...string) Option {
 // WithPassword has the default user need this password, of letters and digits. URL carries it.
 func WithPassword(password string) Option {
 	return func(o *options) { o.password = password }
+}
+
+// WithTLS has the server speak TLS only, with these certificates, and ask clients for theirs. Valkey from the package
+// index is built without TLS.
+func WithTLS(certs Certificates) Option {
+	return func(o *options) { o.certs = &certs }
 }
 
 // OnPort has the server listen on this loopback port instead of a free one.
@@ -74,6 +83,7 @@ type Server struct {
 	dir     string
 
 	password string
+	tls      *tls.Config // nil: none
 }
 
 // Run starts a store server and returns once it answers PING. ctx bounds the start only: the caller ends the server
@@ -134,10 +144,22 @@ func run(ctx context.Context, kind Kind, o options) (_ *Server, err error) {
 			}
 		}
 		s.addr = LoopbackAddr(port)
+		if o.certs != nil {
+			if s.tls, err = o.certs.Client(); err != nil {
+				return nil, err
+			}
+			args = append(args, "0", "--tls-cert-file", o.certs.Cert, "--tls-key-file", o.certs.Key,
+				"--tls-ca-cert-file", o.certs.CA, "--tls-replication", "yes", "--tls-cluster", "yes", "--tls-port")
+		}
 		args = append(args, strconv.Itoa(port))
 	}
 	if o.password != "" {
 		args = append(args, "--requirepass", o.password)
+	}
+	if o.sentinel != "" {
+		_ = os.RemoveAll(s.dir)
+		s.dir = filepath.Dir(o.sentinel)
+		args = []string{o.sentinel, "--sentinel", "--port", args[len(args)-1]}
 	}
 	if s.Process, err = Exec(string(kind), path, slices.Concat(args, o.args), nil); err != nil {
 		return nil, err
@@ -182,6 +204,9 @@ func (s *Server) ready() bool {
 	}
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(time.Second))
+	if s.tls != nil {
+		conn = tls.Client(conn, s.tls)
+	}
 	hello := "PING\r\nINFO server\r\n"
 	want := []string{"+PONG"}
 	if s.password != "" {
@@ -236,9 +261,15 @@ func (s *Server) Addr() string { return s.addr }
 // Dir returns the server's working directory, which survives restarts.
 func (s *Server) Dir() string { return s.dir }
 
-// URL returns "redis://127.0.0.1:port" or "unix:///path", with the password if there is one.
+// TLS returns how a client connects to a server with TLS; nil for one without.
+func (s *Server) TLS() *tls.Config { return s.tls }
+
+// URL returns "redis://127.0.0.1:port", "rediss://127.0.0.1:port" or "unix:///path", with the password if there is one.
 func (s *Server) URL() string {
 	u := url.URL{Scheme: "redis", Host: s.addr}
+	if s.tls != nil {
+		u.Scheme = "rediss"
+	}
 	if s.network == "unix" {
 		u = url.URL{Scheme: "unix", Path: s.addr}
 	}
