@@ -229,7 +229,7 @@ func (c *DenyCache) learn(g Group, a *Answer, sent, received time.Duration) {
 	if a.Allowed && c.kept.Load() == 0 {
 		return
 	}
-	keeps := cacheable(g)
+	keeps := a.Clocks == nil && cacheable(g) // one clock is all that a cached denial knows
 	for i, t := range g {
 		if !keeps {
 			c.forget(t.Key)

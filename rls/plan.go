@@ -283,7 +283,7 @@ func (h *part) verdict(s *slot) (algorithms.Verdict, bool) {
 	if n.sent < 0 || h.answer.Err != nil {
 		return algorithms.Verdict{}, false
 	}
-	before, now := h.answer.Before[n.sent], h.answer.Now
+	before, now := h.answer.Before[n.sent], h.answer.Clock(n.sent)
 	take := &h.group[n.sent]
 	if s.op == algorithms.OpPeek && take.Op != algorithms.OpPeek {
 		return n.rule.Peek(before, now, s.cost), true

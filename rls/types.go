@@ -35,6 +35,17 @@ type Answer struct {
 	Cached  bool               // answered from memory by a DenyCache
 	Healed  int                // unreadable values that this call overwrote
 	Err     error              // not nil: the store gave no answer, the other fields are zero. See ErrTimeout and its kin
+
+	// Clocks are the clocks of the servers that keep the buckets, in the group's order, when several decided; nil: Now.
+	Clocks []algorithms.Micros
+}
+
+// Clock returns the time at which the i-th bucket was decided.
+func (a *Answer) Clock(i int) algorithms.Micros {
+	if a.Clocks == nil {
+		return a.Now
+	}
+	return a.Clocks[i]
 }
 
 // Store decides groups of takes.

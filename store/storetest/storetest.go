@@ -21,6 +21,9 @@ type Harness struct {
 	Store rls.Store
 	// Server is what stands behind the store; nil when nothing does.
 	Server Server
+	// InSteps says that a group of several keys is decided in steps: a counting window that ends between them counts in
+	// the next one what it denied in the last.
+	InSteps bool
 }
 
 // Server is the raw side of a store on a server of its own.
