@@ -205,18 +205,27 @@ type Bounds struct {
 
 // Redis is the shared store.
 type Redis struct {
-	// redis://HOST:PORT/DB, rediss:// for TLS, or unix:///PATH. Redis 6.2 or Valkey 7.2 at least, with maxmemory-policy
-	// noeviction. Empty: the memory store.
+	// One server: redis://HOST:PORT/DB or unix:///PATH. The master that Redis Sentinel names:
+	// redis+sentinel://HOST:PORT,HOST:PORT/MASTER/DB, with the hosts of the sentinels. Redis Cluster:
+	// redis+cluster://HOST:PORT,HOST:PORT, with some of its hosts. With rediss in place of redis, connections use TLS.
+	// Redis 6.2 or Valkey 7.2 at least, with maxmemory-policy noeviction. Empty: the memory store.
 	URL string `yaml:"url"`
 
 	// The ACL user; empty means the server's default user.
 	Username string `yaml:"username"`
 
-	// A file that holds the password. Never written into the URL, which shows up in process lists and logs.
+	// A file that holds the password, read again for each connection. Never written into the URL, which shows up in process
+	// lists and logs.
 	PasswordFile string `yaml:"password_file" kind:"path"`
 
 	// Password is what PasswordFile held; empty without one.
 	Password Secret `yaml:"-"`
+
+	// How this process logs in to the sentinels, which have users of their own.
+	Sentinel Sentinel `yaml:"sentinel"`
+
+	// How servers and sentinels are verified where the URL begins with rediss.
+	TLS RedisTLS `yaml:"tls"`
 
 	// Text before every key, so that several environments share one Redis: letters, digits and . _ : - only. Changing
 	// it starts every bucket afresh.
@@ -226,15 +235,43 @@ type Redis struct {
 	// raise both together.
 	Budget time.Duration `yaml:"budget"`
 
-	// Workers that send batches, each on a connection of its own, 1 to 64. Measured: more than 2 gain nothing.
+	// Workers that send batches to one server, each on a connection of its own, 1 to 64. Measured: more than 2 gain
+	// nothing.
 	Workers int `yaml:"workers"`
 
-	// Calls that may wait for a worker, 1 to 1000000. When it is full, further calls are answered as if the store were
-	// unavailable.
+	// Calls that may wait for a worker of one server, 1 to 1000000. When it is full, further calls are answered as if the
+	// store were unavailable.
 	Queue int `yaml:"queue"`
 
 	// Takes it as given that the server evicts no keys, where a managed server does not let INFO be read.
 	AssumeNoeviction bool `yaml:"assume_noeviction"`
+}
+
+// Sentinel is how the sentinels are asked.
+type Sentinel struct {
+	// The ACL user; empty means the sentinels' default user.
+	Username string `yaml:"username"`
+
+	// A file that holds the password, read again for each connection.
+	PasswordFile string `yaml:"password_file" kind:"path"`
+
+	// Password is what PasswordFile held; empty without one.
+	Password Secret `yaml:"-"`
+}
+
+// RedisTLS is how connections to Redis are encrypted.
+type RedisTLS struct {
+	// A file of the certificates, in PEM, that sign those of the servers. Empty: the system's.
+	CAFile string `yaml:"ca_file" kind:"path"`
+
+	// A file with this process's certificate, for servers that ask for one, read again for each connection.
+	CertFile string `yaml:"cert_file" kind:"path"`
+
+	// The file with its key.
+	KeyFile string `yaml:"key_file" kind:"path"`
+
+	// The name that the servers' certificates carry. Empty: the host that is connected to.
+	ServerName string `yaml:"server_name"`
 }
 
 // Memory is the store inside the process.

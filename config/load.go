@@ -184,6 +184,7 @@ func (l *loader) readSecrets() {
 	c := &l.cfg
 	c.Admin.Token = l.secret("admin.token_file", c.Admin.TokenFile)
 	c.Redis.Password = l.secret("redis.password_file", c.Redis.PasswordFile)
+	c.Redis.Sentinel.Password = l.secret("redis.sentinel.password_file", c.Redis.Sentinel.PasswordFile)
 	for _, k := range l.tokenKeys() {
 		k.Secret = l.secret(k.path+".secret_file", k.SecretFile)
 		if k.PublicKeyFile != "" {

@@ -60,9 +60,11 @@ names:
   headers: {tenant: x-org, subject: x-person, reason: x-why}
 bounds: {descriptors: 10, entries: 10, key_bytes: 100, value_bytes: 100}
 redis:
-  url: rediss://redis.test:6380/2
+  url: rediss+sentinel://redis-1.test:26380,redis-2.test/shop/2
   username: sentinel
   password_file: redis-pass
+  sentinel: {username: watcher, password_file: redis-pass}
+  tls: {ca_file: ca.pem, cert_file: client.pem, key_file: client.key, server_name: redis.test}
   key_prefix: "staging:"
   budget: 100ms
   workers: 3
@@ -317,14 +319,21 @@ func TestOutOfRange(t *testing.T) {
 		{"bounds.entries", "1025", "must be 1 to 1024, not 1025"},
 		{"bounds.key_bytes", "-1", "must be 1 to 65536, not -1"},
 		{"bounds.value_bytes", "65537", "must be 1 to 65536, not 65537"},
-		{"redis.url", "127.0.0.1:6379", "is not a URL (as redis://127.0.0.1:6379/0, rediss://HOST:6380 or unix:///run/redis.sock)"},
-		{"redis.url", "http://127.0.0.1", "must start with redis://, rediss:// or unix:// (as redis://127.0.0.1:6379/0, rediss://HOST:6380 or unix:///run/redis.sock)"},
+		{"redis.url", "127.0.0.1:6379", "is not a URL (" + redisURLHint + ")"},
+		{"redis.url", "http://127.0.0.1", "must start with redis://, redis+sentinel://, redis+cluster://, the same with rediss, or unix:// (" + redisURLHint + ")"},
 		{"redis.url", "redis://user:hunter2@127.0.0.1", "holds a password (move it into a file and name that in redis.password_file)"},
 		{"redis.url", "redis://user@127.0.0.1", "holds a user (name it in redis.username)"},
-		{"redis.url", "redis:///0", "names no host (as redis://127.0.0.1:6379/0, rediss://HOST:6380 or unix:///run/redis.sock)"},
-		{"redis.url", "redis://127.0.0.1/x", "must end in the number of a database or in the port (as redis://127.0.0.1:6379/0, rediss://HOST:6380 or unix:///run/redis.sock)"},
+		{"redis.url", "redis:///0", "names no host (" + redisURLHint + ")"},
+		{"redis.url", "redis://127.0.0.1/x", "must end in the number of a database or in the port (" + redisURLHint + ")"},
 		{"redis.url", "redis://127.0.0.1?db=1", "has options (every option is a setting of its own under redis)"},
-		{"redis.url", "unix://run/redis.sock", "must name a socket by its whole path (as redis://127.0.0.1:6379/0, rediss://HOST:6380 or unix:///run/redis.sock)"},
+		{"redis.url", "unix://run/redis.sock", "must name a socket by its whole path (" + redisURLHint + ")"},
+		{"redis.url", "redis://a,b/1", "names several hosts (begin it with redis+sentinel:// or redis+cluster://)"},
+		{"redis.url", "redis+sentinel://a,b", "names no master (" + redisURLHint + ")"},
+		{"redis.url", "redis+sentinel://u:hunter2@a,b/m", "holds a password (move it into a file and name that in redis.password_file)"},
+		{"redis.url", "rediss+sentinel://a,b/m/x", "must end in the number of a database or in the port (" + redisURLHint + ")"},
+		{"redis.url", "redis+cluster://a,b/1", "names a database, of which a cluster has only 0 (" + redisURLHint + ")"},
+		{"redis.tls.ca_file", "ca.pem", ""},
+		{"redis.sentinel.username", "u", ""},
 		{"redis.key_prefix", "a{b}", `must be at most 256 letters, digits and . _ : -, not "a{b}"`},
 		{"redis.budget", "0s", "must be 1ms to 10s, not 0s"},
 		{"redis.workers", "65", "must be 1 to 64, not 65"},
@@ -361,6 +370,10 @@ func TestOutOfRange(t *testing.T) {
 		switch tt.path + "=" + tt.value {
 		case "names.entries.tenant=user": // the second of two that clash is named
 			want = `names.entries.user: is "user", as names.entries.tenant is (give each its own name)`
+		case "redis.tls.ca_file=ca.pem":
+			want = "redis.tls: is set, but redis.url does not begin with rediss (write rediss for redis in redis.url)"
+		case "redis.sentinel.username=u":
+			want = "redis.sentinel: is set, but redis.url names no sentinels (begin it with redis+sentinel:// or rediss+sentinel://)"
 		case "client_address.from=xff":
 			want = "client_address.trusted_proxies: is required for from: xff (list the networks of your proxies; X-Forwarded-For from anyone else is the client's word)"
 		}

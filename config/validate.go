@@ -153,6 +153,12 @@ func (l *loader) validateRedis() {
 	if r.URL != "" {
 		l.redisURL(r.URL)
 	}
+	scheme, _, _ := strings.Cut(r.URL, "://")
+	l.check(r.TLS == (RedisTLS{}) || strings.HasPrefix(scheme, "rediss"), "redis.tls",
+		"is set, but redis.url does not begin with rediss", "write rediss for redis in redis.url")
+	l.check((r.TLS.CertFile == "") == (r.TLS.KeyFile == ""), "redis.tls.cert_file", "needs redis.tls.key_file, and the other way round", "")
+	l.check(r.Sentinel == (Sentinel{}) || strings.HasSuffix(scheme, "+sentinel"), "redis.sentinel",
+		"is set, but redis.url names no sentinels", "begin it with redis+sentinel:// or rediss+sentinel://")
 	l.check(keyPrefix.MatchString(r.KeyPrefix) && len(r.KeyPrefix) <= maxNameBytes, "redis.key_prefix",
 		fmt.Sprintf("must be at most %d letters, digits and . _ : -, not %q", maxNameBytes, clip(r.KeyPrefix)), "")
 	l.lasts("redis.budget", r.Budget, time.Millisecond, 10*time.Second)
@@ -160,12 +166,16 @@ func (l *loader) validateRedis() {
 	l.within("redis.queue", r.Queue, 1, 1_000_000)
 }
 
+const redisURLHint = "as redis://127.0.0.1:6379/0, rediss://HOST:6380, redis+sentinel://HOST:26379,HOST:26379/MASTER, " +
+	"redis+cluster://HOST:6379,HOST:6379 or unix:///run/redis.sock"
+
 // redisURL never shows the URL, since it may hold a password.
 func (l *loader) redisURL(text string) {
-	const path, hint = "redis.url", "as redis://127.0.0.1:6379/0, rediss://HOST:6380 or unix:///run/redis.sock"
+	const path = "redis.url"
+	text, more := firstHost(text)
 	u, err := url.Parse(text)
 	if err != nil {
-		l.reject(path, "is not a URL", hint)
+		l.reject(path, "is not a URL", redisURLHint)
 		return
 	}
 	if _, found := u.User.Password(); found {
@@ -173,18 +183,44 @@ func (l *loader) redisURL(text string) {
 		return
 	}
 	l.check(u.User == nil, path, "holds a user", "name it in redis.username")
+	tail := strings.TrimPrefix(u.Path, "/")
+	l.check(u.Scheme == "unix" || u.Hostname() != "", path, "names no host", redisURLHint)
 	switch u.Scheme {
 	case "redis", "rediss":
-		db := strings.TrimPrefix(u.Path, "/")
-		n, err := strconv.ParseUint(db, 10, 16)
-		l.check(u.Hostname() != "", path, "names no host", hint)
-		l.check(db == "" || err == nil && strconv.FormatUint(n, 10) == db, path, "must end in the number of a database or in the port", hint)
+		l.check(!more, path, "names several hosts", "begin it with redis+sentinel:// or redis+cluster://")
+		l.database(path, tail)
+	case "redis+sentinel", "rediss+sentinel":
+		master, db, _ := strings.Cut(tail, "/")
+		l.check(master != "", path, "names no master", redisURLHint)
+		l.database(path, db)
+	case "redis+cluster", "rediss+cluster":
+		l.check(tail == "" || tail == "0", path, "names a database, of which a cluster has only 0", redisURLHint)
 	case "unix":
-		l.check(u.Host == "" && strings.HasPrefix(u.Path, "/"), path, "must name a socket by its whole path", hint)
+		l.check(u.Host == "" && strings.HasPrefix(u.Path, "/"), path, "must name a socket by its whole path", redisURLHint)
 	default:
-		l.reject(path, "must start with redis://, rediss:// or unix://", hint)
+		l.reject(path, "must start with redis://, redis+sentinel://, redis+cluster://, the same with rediss, or unix://", redisURLHint)
 	}
 	l.check(u.RawQuery == "" && u.Fragment == "", path, "has options", "every option is a setting of its own under redis")
+}
+
+func (l *loader) database(path, text string) {
+	n, err := strconv.ParseUint(text, 10, 16)
+	l.check(text == "" || err == nil && strconv.FormatUint(n, 10) == text, path, "must end in the number of a database or in the port", redisURLHint)
+}
+
+// firstHost leaves of a list of hosts the first, since net/url knows no lists. The store looks at the others.
+func firstHost(text string) (url string, more bool) {
+	scheme, rest, _ := strings.Cut(text, "://")
+	end := strings.IndexAny(rest, "/?#")
+	if end < 0 {
+		end = len(rest)
+	}
+	hosts := strings.LastIndexByte(rest[:end], '@') + 1
+	comma := strings.IndexByte(rest[hosts:end], ',')
+	if comma < 0 {
+		return text, false
+	}
+	return scheme + "://" + rest[:hosts+comma] + rest[end:], true
 }
 
 func (l *loader) validateJWT() {

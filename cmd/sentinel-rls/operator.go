@@ -74,7 +74,10 @@ func withRedis(env *environment, cfg config.Config, f func(context.Context, *red
 		return invalidError{errors.New("redis.url: there is no shared store: without one, buckets are kept in the memory of the serving process (add --redis URL)")}
 	}
 	recorder := telemetry.New(telemetry.Config{Registerer: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)})
-	c := redisConfig(cfg, recorder, slog.New(slog.DiscardHandler))
+	c, err := redisConfig(cfg, recorder, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return invalidError{err}
+	}
 	c.Budget, c.Workers = operatorPatience, 1
 	s, err := redis.New(c)
 	if err != nil {

@@ -49,7 +49,11 @@ func newMemoryStore(cfg config.Config, recorder *telemetry.Recorder) (store, err
 }
 
 func newRedisStore(cfg config.Config, recorder *telemetry.Recorder, log *slog.Logger) (store, error) {
-	s, err := redis.New(redisConfig(cfg, recorder, log))
+	c, err := redisConfig(cfg, recorder, log)
+	if err != nil {
+		return store{}, invalidError{err}
+	}
+	s, err := redis.New(c)
 	if err != nil {
 		return store{}, invalidError{err}
 	}

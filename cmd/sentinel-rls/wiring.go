@@ -99,14 +99,22 @@ func memoryConfig(cfg config.Config, recorder *telemetry.Recorder) memory.Config
 	return memory.Config{MaxBuckets: cfg.Memory.MaxBuckets, Overflowed: recorder.MemoryOverflowed}
 }
 
-func redisConfig(cfg config.Config, recorder *telemetry.Recorder, log *slog.Logger) redis.Config {
-	return redis.Config{
+func redisConfig(cfg config.Config, recorder *telemetry.Recorder, log *slog.Logger) (redis.Config, error) {
+	c := redis.Config{
 		URL: cfg.Redis.URL, Username: cfg.Redis.Username, PasswordFile: cfg.Redis.PasswordFile,
+		SentinelUsername: cfg.Redis.Sentinel.Username, SentinelPasswordFile: cfg.Redis.Sentinel.PasswordFile,
 		Budget: cfg.Redis.Budget, Workers: cfg.Redis.Workers, Queue: cfg.Redis.Queue,
 		AssumeNoeviction: cfg.Redis.AssumeNoeviction, ProbeKey: cfg.Redis.KeyPrefix + redis.DefaultProbeKey,
-		Breaker: rls.BreakerConfig{
-			Failures: cfg.Breaker.Failures, Quarantine: cfg.Breaker.Quarantine, OnChange: recorder.BreakerChanged,
-		},
+		Breaker:  rls.BreakerConfig{Failures: cfg.Breaker.Failures, Quarantine: cfg.Breaker.Quarantine},
 		Observer: storeObserver{recorder, log},
 	}
+	if cfg.Redis.TLS == (config.RedisTLS{}) {
+		return c, nil
+	}
+	files := redis.TLSFiles{
+		CA: cfg.Redis.TLS.CAFile, Cert: cfg.Redis.TLS.CertFile, Key: cfg.Redis.TLS.KeyFile, ServerName: cfg.Redis.TLS.ServerName,
+	}
+	var err error
+	c.TLS, err = files.Config()
+	return c, err
 }

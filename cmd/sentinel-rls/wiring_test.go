@@ -19,6 +19,7 @@ import (
 	"github.com/sentinel-rls/sentinel-rls/identity"
 	"github.com/sentinel-rls/sentinel-rls/identity/jwks"
 	"github.com/sentinel-rls/sentinel-rls/internal/telemetry"
+	"github.com/sentinel-rls/sentinel-rls/internal/testserver"
 	"github.com/sentinel-rls/sentinel-rls/rls"
 	"github.com/sentinel-rls/sentinel-rls/store/memory"
 	"github.com/sentinel-rls/sentinel-rls/store/redis"
@@ -43,9 +44,11 @@ names:
   headers: {tenant: x-t, subject: x-s, reason: x-r}
 bounds: {descriptors: 3, entries: 4, key_bytes: 5, value_bytes: 6}
 redis:
-  url: redis://127.0.0.1:16379/2
+  url: rediss+sentinel://127.0.0.1:16379,127.0.0.1:16380/mymaster/2
   username: limiter
   password_file: password
+  sentinel: {username: watcher, password_file: password}
+  tls: {ca_file: ca.pem, cert_file: client.pem, key_file: client.key, server_name: redis.internal}
   key_prefix: "staging:"
   budget: 21ms
   workers: 3
@@ -190,13 +193,25 @@ func TestWiring(t *testing.T) {
 	}
 
 	wantRedis := redis.Config{
-		URL: "redis://127.0.0.1:16379/2", Username: "limiter", PasswordFile: filepath.Join(dir, "password"),
+		URL:      "rediss+sentinel://127.0.0.1:16379,127.0.0.1:16380/mymaster/2",
+		Username: "limiter", PasswordFile: filepath.Join(dir, "password"),
+		SentinelUsername: "watcher", SentinelPasswordFile: filepath.Join(dir, "password"),
 		Budget: 21 * time.Millisecond, Workers: 3, Queue: 99, AssumeNoeviction: true,
 		ProbeKey: "staging:" + redis.DefaultProbeKey,
 		Breaker:  rls.BreakerConfig{Failures: 6, Quarantine: 31 * time.Second},
 	}
-	if diff := cmp.Diff(wantRedis, redisConfig(s.cfg, recorder, log), ignore(redis.Config{}, "Observer", "Breaker.OnChange")); diff != "" {
+	if _, err := testserver.MakeCertificates(dir); err != nil {
+		t.Fatal(err)
+	}
+	gotRedis, err := redisConfig(s.cfg, recorder, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(wantRedis, gotRedis, ignore(redis.Config{}, "Observer", "TLS")); diff != "" {
 		t.Errorf("redis (-want +got):\n%s", diff)
+	}
+	if gotRedis.TLS.ServerName != "redis.internal" || gotRedis.TLS.RootCAs == nil || gotRedis.TLS.GetClientCertificate == nil {
+		t.Errorf("TLS %+v", gotRedis.TLS)
 	}
 	if diff := cmp.Diff(memory.Config{MaxBuckets: 12}, memoryConfig(s.cfg, recorder), ignore(memory.Config{}, "Overflowed")); diff != "" {
 		t.Errorf("memory store (-want +got):\n%s", diff)

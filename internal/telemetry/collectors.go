@@ -23,7 +23,7 @@ func (r *Recorder) WatchBreaker(state func() string) { r.reg.MustRegister(breake
 type breakerCollector func() string
 
 var breakerDesc = prometheus.NewDesc("sentinel_breaker_state",
-	"1 for the state that the store's circuit breaker is in.", []string{"state"}, nil)
+	"1 for the state that the store's circuit breaker is in; in a cluster, for the worst of its servers' states.", []string{"state"}, nil)
 
 func (c breakerCollector) Describe(out chan<- *prometheus.Desc) { out <- breakerDesc }
 

@@ -26,6 +26,7 @@ type metrics struct {
 	denyCacheHits   prometheus.Counter
 	transitions     closedCounter[string]
 	queueFull       prometheus.Counter
+	undone          closedCounter[string]
 	connections     prometheus.Gauge
 	storeUnfit      prometheus.Gauge
 	memoryOverflow  prometheus.Counter
@@ -96,9 +97,11 @@ func newMetrics(reg prometheus.Registerer) metrics {
 		clockBehind: counter(reg, "sentinel_store_clock_behind_total",
 			"Answers of a store whose clock stood before a time that it had stored."),
 		transitions: closed(reg, "sentinel_breaker_transitions_total",
-			"Transitions of the store's circuit breaker into a state.", "to", breakerStates[:]...),
+			"Transitions of the circuit breakers of the store's servers into a state.", "to", breakerStates[:]...),
 		queueFull: counter(reg, "sentinel_store_queue_full_total",
 			"Calls that found the queue to the store full and were answered as if it were unavailable."),
+		undone: closed(reg, "sentinel_store_undone_total",
+			"Groups over several slots of a cluster that took from one and could not from another.", "outcome", "given_back", "left_spent"),
 		connections: gauge(reg, "sentinel_store_connections", "Open connections to the store."),
 		storeUnfit: gauge(reg, "sentinel_store_unfit",
 			"1 while the store's configuration is unfit (eviction, rights, version), so that nothing is sent to it."),

@@ -156,20 +156,30 @@ func (r *Recorder) QueueFull() { r.metrics.queueFull.Inc() }
 // Connections shows the number of open connections to the store.
 func (r *Recorder) Connections(open int) { r.metrics.connections.Set(float64(open)) }
 
+// Undone counts groups over several slots of a cluster that were given up halfway.
+func (r *Recorder) Undone(ok bool) {
+	if ok {
+		r.metrics.undone.add("given_back", 1)
+	} else {
+		r.metrics.undone.add("left_spent", 1)
+	}
+}
+
 // StoreUnfit shows whether the store's configuration is unfit, so that nothing is sent to it.
 func (r *Recorder) StoreUnfit(unfit bool) { r.metrics.storeUnfit.Set(oneIf(unfit)) }
 
 // MemoryOverflowed counts takes of the memory store that shared an overflow bucket.
 func (r *Recorder) MemoryOverflowed(takes int) { r.metrics.memoryOverflow.Add(float64(max(takes, 0))) }
 
-// BreakerChanged counts and logs a transition of the store's breaker.
-func (r *Recorder) BreakerChanged(from, to string) {
+// BreakerChanged counts and logs a transition of the breaker for one server of the store.
+func (r *Recorder) BreakerChanged(server, from, to string) {
 	r.metrics.transitions.add(to, 1)
 	level := slog.LevelInfo
 	if to == breakerOpen {
 		level = slog.LevelWarn
 	}
-	r.log.LogAttrs(context.Background(), level, "breaker changed", slog.String("from", from), slog.String("to", to))
+	r.log.LogAttrs(context.Background(), level, "breaker changed",
+		slog.String("server", server), slog.String("from", from), slog.String("to", to))
 }
 
 // label makes a configured text a legal label value: Prometheus panics on invalid UTF-8.

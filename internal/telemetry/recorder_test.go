@@ -239,7 +239,7 @@ func TestMT_02_InvalidUTF8IsNoLabelAndNoPanic(t *testing.T) {
 	r.Late(bad)
 	r.Canceled(bad)
 	r.Repaired(bad)
-	r.BreakerChanged(bad, bad)
+	r.BreakerChanged(bad, bad, bad)
 	r.Denied(rls.Denial{EndpointID: bad, Reason: bad, IdentityHash: bad})
 	r.PoliciesLoaded(telemetry.Policies{Hash: bad, Loaded: time.Unix(1, 0), Endpoints: []string{bad}})
 	telemetry.RegisterProcess(reg, telemetry.Build{Version: bad, Revision: bad, Go: bad})
@@ -273,7 +273,7 @@ func TestMT_05_ReloadsAndTransitionsKeepTheMetricsTrue(t *testing.T) {
 		r.PoliciesLoaded(telemetry.Policies{Hash: "h", Loaded: time.UnixMilli(int64(i) * 1500), Endpoints: []string{"orders"}})
 		r.Endpoint("orders").Decision(rls.Allowed, time.Millisecond)
 		for _, next := range []string{"open", "half-open", "closed"} {
-			r.BreakerChanged(state, next)
+			r.BreakerChanged("127.0.0.1:6379", state, next)
 			state = next
 			var want strings.Builder
 			for _, s := range []string{"closed", "half-open", "open"} {

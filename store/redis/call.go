@@ -34,22 +34,24 @@ const (
 
 // command is one group: what is sent, and what came of it.
 type command struct {
-	calls []lua.Call // nil: the group is refused and not sent
-	reply *redis.Cmd
-	err   error // classified; nil: reply holds the script's reply
+	calls  []lua.Call // nil: the group is refused and not sent
+	reply  *redis.Cmd
+	asking bool  // the server is to answer although the slot is not its own yet
+	err    error // classified; nil: reply holds the script's reply
 }
 
-// newCall encodes groups in the caller's goroutine. A group that breaks the contract gets its error in answers at once.
-func (s *Store) newCall(ctx context.Context, groups []rls.Group, answers []rls.Answer) *call {
-	c := &call{commands: make([]command, len(groups)), done: make(chan struct{})}
+// newCall returns a call of n groups, none of which is encoded yet.
+func newCall(ctx context.Context, n int) *call {
+	c := &call{commands: make([]command, n), done: make(chan struct{})}
 	c.deadline, _ = ctx.Deadline()
-	for i, group := range groups {
-		if answers[i].Err = group.Validate(); answers[i].Err == nil {
-			answers[i].Err = c.commands[i].encode(s.encoder, group)
-		}
-		c.takes += len(c.commands[i].calls)
-	}
 	return c
+}
+
+// encode makes group the call's i-th, in the caller's goroutine. One that is refused is not sent.
+func (c *call) encode(encoder *lua.Encoder, i int, group rls.Group) error {
+	err := c.commands[i].encode(encoder, group)
+	c.takes += len(c.commands[i].calls)
+	return err
 }
 
 func (c *command) encode(encoder *lua.Encoder, group rls.Group) error {

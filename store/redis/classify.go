@@ -47,6 +47,18 @@ func isReply(err error) bool {
 	return ok
 }
 
+// isRedirection reports a reply that names another server of the cluster, or asks to come again: the command did not run.
+func isRedirection(err error) bool {
+	_, moved := redis.IsMovedError(err)
+	_, ask := redis.IsAskError(err)
+	return moved || ask || redis.IsTryAgainError(err)
+}
+
+// notServed reports a reply about a slot that no server of the cluster keeps, which says nothing about this one.
+func notServed(err error) bool {
+	return redis.IsClusterDownError(err) && strings.Contains(err.Error(), "slot not served")
+}
+
 // passing are the codes of replies by a server that cannot do its work now, whatever it is asked.
 var passing = []string{
 	"LOADING", "MASTERDOWN", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "BUSY",

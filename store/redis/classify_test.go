@@ -142,9 +142,9 @@ func TestUnfitServer(t *testing.T) {
 		{"# Server\r\nredis_version:7.2.4\r\nvalkey_version:7.1.0\r\n", "Valkey 7.1.0: upgrade"},
 		{"# Server\r\nredis_version:7.0.15\r\nredis_mode:cluster\r\n", "runs in cluster mode"},
 		{"# Server\r\nredis_version:7.2.4\r\nvalkey_version:9.1.2\r\nserver_mode:cluster\r\n", "runs in cluster mode"},
-		{"# Server\r\nredis_version:7.0.15\r\nredis_mode:sentinel\r\n", "runs in sentinel mode"},
+		{"# Server\r\nredis_version:7.0.15\r\nredis_mode:sentinel\r\n", "is a sentinel: name it in redis.url as redis+sentinel"},
 	} {
-		fault := unfitServer(c.info)
+		fault := unfitServer(c.info, standalone)
 		if (fault == nil) != (c.want == "") || fault != nil && !strings.Contains(fault.Error(), c.want) {
 			t.Errorf("%q: got %v, want %q", c.info, fault, c.want)
 		}

@@ -18,8 +18,13 @@ var errClosed = errors.New("the store is closed")
 // dialer makes connections and knows those that are open. The library dials in goroutines of its own, which may outlive
 // the call that wanted the connection; closing the dialer ends them.
 type dialer struct {
-	tls     *tls.Config // nil: none
-	changed func(open int)
+	network string
+	addr    string // where to; for a server that is looked up, what to call it in errors
+
+	// lookup returns where the server is now, for each connection anew; nil: at addr.
+	lookup  func(ctx context.Context) (addr string, err error)
+	tls     *tls.Config     // nil: none
+	changed func(delta int) // the number of open connections changed
 
 	ctx     context.Context // done once the dialer is closed
 	cancel  context.CancelFunc
@@ -27,16 +32,19 @@ type dialer struct {
 
 	mu     sync.Mutex // protects what follows, and that dialing grows only while not closed
 	closed bool
-	open   map[net.Conn]struct{}
+	open   map[net.Conn]string // and where they lead
 }
 
-func newDialer(config *tls.Config, changed func(open int)) *dialer {
+func newDialer(network, addr string, config *tls.Config, changed func(delta int)) *dialer {
 	ctx, cancel := context.WithCancel(context.Background())
-	return &dialer{tls: config, changed: changed, ctx: ctx, cancel: cancel, open: make(map[net.Conn]struct{})}
+	return &dialer{
+		network: network, addr: addr, tls: config, changed: changed,
+		ctx: ctx, cancel: cancel, open: make(map[net.Conn]string),
+	}
 }
 
 // dial is redis.Options.Dialer. ctx ends the attempt.
-func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+func (d *dialer) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	if !d.enter() {
 		return nil, errClosed
 	}
@@ -45,19 +53,26 @@ func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, erro
 	defer cancel()
 	defer context.AfterFunc(d.ctx, cancel)()
 
+	addr := d.addr
+	if d.lookup != nil {
+		var err error
+		if addr, err = d.lookup(ctx); err != nil {
+			return nil, err
+		}
+	}
 	plain := &net.Dialer{KeepAliveConfig: keepAlive}
 	if d.tls != nil {
-		c, err := (&tls.Dialer{NetDialer: plain, Config: d.tls}).DialContext(ctx, network, addr)
+		c, err := (&tls.Dialer{NetDialer: plain, Config: d.tls}).DialContext(ctx, d.network, addr)
 		if err != nil {
 			return nil, err
 		}
-		return d.track(c), nil
+		return d.track(c, addr), nil
 	}
-	c, err := plain.DialContext(ctx, network, addr)
+	c, err := plain.DialContext(ctx, d.network, addr)
 	if err != nil {
 		return nil, err
 	}
-	return &socket{d.track(c)}, nil
+	return &socket{d.track(c, addr)}, nil
 }
 
 func (d *dialer) enter() bool {
@@ -69,12 +84,11 @@ func (d *dialer) enter() bool {
 	return !d.closed
 }
 
-func (d *dialer) track(c net.Conn) *conn {
+func (d *dialer) track(c net.Conn, addr string) *conn {
 	d.mu.Lock()
-	d.open[c] = struct{}{}
-	n := len(d.open)
+	d.open[c] = addr
 	d.mu.Unlock()
-	d.changed(n)
+	d.changed(1)
 	return &conn{Conn: c, dialer: d}
 }
 
@@ -82,23 +96,30 @@ func (d *dialer) forget(c net.Conn) {
 	d.mu.Lock()
 	_, known := d.open[c]
 	delete(d.open, c)
-	n := len(d.open)
 	d.mu.Unlock()
 	if known {
-		d.changed(n)
+		d.changed(-1)
 	}
 }
 
 // drop closes every open connection, so that the next command dials anew.
-func (d *dialer) drop() {
+func (d *dialer) drop() { d.dropOthers("") }
+
+// dropOthers closes every open connection that leads elsewhere than to addr.
+func (d *dialer) dropOthers(addr string) {
+	var others []net.Conn
 	d.mu.Lock()
-	open := d.open
-	d.open = make(map[net.Conn]struct{})
-	d.mu.Unlock()
-	if len(open) > 0 {
-		d.changed(0)
+	for c, to := range d.open {
+		if to != addr {
+			others = append(others, c)
+			delete(d.open, c)
+		}
 	}
-	for c := range open {
+	d.mu.Unlock()
+	if len(others) > 0 {
+		d.changed(-len(others))
+	}
+	for _, c := range others {
 		_ = c.Close() // nothing is buffered that anyone waits for
 	}
 }

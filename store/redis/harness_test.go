@@ -63,12 +63,7 @@ func onEach(t *testing.T, run func(t *testing.T, server *testserver.Server), opt
 // raw is a client of the server that is not the store.
 func raw(t testing.TB, server *testserver.Server) *goredis.Client {
 	t.Helper()
-	options, err := goredis.ParseURL(server.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	options.DisableIdentity = true
-	client := goredis.NewClient(options)
+	client := server.Client()
 	t.Cleanup(func() { _ = client.Close() })
 	return client
 }
@@ -88,12 +83,17 @@ type backend struct {
 
 func (b backend) Read(t testing.TB, key string) (string, time.Duration, bool) {
 	t.Helper()
-	value, err := b.client.Get(t.Context(), key).Result()
+	return readKey(t, b.client, key)
+}
+
+func readKey(t testing.TB, client goredis.UniversalClient, key string) (string, time.Duration, bool) {
+	t.Helper()
+	value, err := client.Get(t.Context(), key).Result()
 	if errors.Is(err, goredis.Nil) {
 		return "", 0, false
 	}
 	must(t, err)
-	ttl, err := b.client.PTTL(t.Context(), key).Result()
+	ttl, err := client.PTTL(t.Context(), key).Result()
 	must(t, err)
 	return value, ttl, true
 }
@@ -105,8 +105,13 @@ func (b backend) Write(t testing.TB, key, value string, ttl time.Duration) {
 
 func (b backend) WriteList(t testing.TB, key string) {
 	t.Helper()
-	must(t, b.client.Del(t.Context(), key).Err())
-	must(t, b.client.RPush(t.Context(), key, "1:2", "3").Err())
+	writeList(t, b.client, key)
+}
+
+func writeList(t testing.TB, client goredis.UniversalClient, key string) {
+	t.Helper()
+	must(t, client.Del(t.Context(), key).Err())
+	must(t, client.RPush(t.Context(), key, "1:2", "3").Err())
 }
 
 func (b backend) Keys(t testing.TB) int {
@@ -148,6 +153,7 @@ func calls(t testing.TB, client *goredis.Client, command string) int {
 type observer struct {
 	trips, failed, groups, largest atomic.Int64
 	loads, queueFull, connections  atomic.Int64
+	undone, leftSpent              atomic.Int64
 	fault                          atomic.Pointer[redis.ConfigFault]
 	faults                         atomic.Int64
 }
@@ -165,9 +171,18 @@ func (o *observer) RoundTrip(groups int, _ time.Duration, ok bool) {
 		o.failed.Add(1)
 	}
 }
-func (o *observer) ScriptLoaded()        { o.loads.Add(1) }
-func (o *observer) QueueFull()           { o.queueFull.Add(1) }
-func (o *observer) Connections(open int) { o.connections.Store(int64(open)) }
+func (o *observer) BreakerChanged(_, _, _ string) {}
+func (o *observer) ScriptLoaded()                 { o.loads.Add(1) }
+func (o *observer) QueueFull()                    { o.queueFull.Add(1) }
+func (o *observer) Connections(open int)          { o.connections.Store(int64(open)) }
+func (o *observer) Undone(ok bool) {
+	if ok {
+		o.undone.Add(1)
+	} else {
+		o.leftSpent.Add(1)
+	}
+}
+
 func (o *observer) ConfigFault(f *redis.ConfigFault) {
 	o.faults.Add(1)
 	o.fault.Store(f)

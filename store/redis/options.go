@@ -2,11 +2,10 @@ package redis
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
-	"net/url"
 	"os"
-	"strconv"
 	"strings"
 	"time"
 
@@ -47,24 +46,26 @@ func (c Config) check() error {
 	check(c.Workers > 0, "%d workers: must be positive", c.Workers)
 	check(c.ProbeEvery > 0, "a probe every %v: must be positive", c.ProbeEvery)
 	check(c.Queue > 0, "a queue of %d calls: must be positive", c.Queue)
-	if c.PasswordFile != "" {
-		_, err := c.password()
-		check(err == nil, "%w", err)
+	for _, file := range []string{c.PasswordFile, c.SentinelPasswordFile} {
+		if file != "" {
+			_, err := readPassword(file)
+			check(err == nil, "%w", err)
+		}
 	}
 	return errors.Join(errs...)
 }
 
 var errPassword = errors.New("the password file cannot be read")
 
-// password reads the password file. The error names the file and never its content.
-func (c Config) password() (string, error) {
-	text, err := os.ReadFile(c.PasswordFile)
+// readPassword reads a password file. The error names the file and never its content.
+func readPassword(file string) (string, error) {
+	text, err := os.ReadFile(file)
 	if err != nil {
 		return "", fmt.Errorf("%w: %w", errPassword, err)
 	}
 	password := strings.TrimSuffix(strings.TrimSuffix(string(text), "\n"), "\r")
 	if password == "" {
-		return "", fmt.Errorf("%w: %s is empty", errPassword, c.PasswordFile)
+		return "", fmt.Errorf("%w: %s is empty", errPassword, file)
 	}
 	return password, nil
 }
@@ -80,28 +81,54 @@ const dialTimeout = time.Second
 // bufferSize holds a usual batch: 25 commands of 400 bytes.
 const bufferSize = 32 << 10
 
-func (c Config) options() (*redis.Options, error) {
-	o, err := parseURL(c.URL)
+// settings are what a Config and its URL say together.
+type settings struct {
+	Config
+	target
+}
+
+func (c Config) settings() (*settings, error) {
+	t, err := parseURL(c.URL)
 	if err != nil {
 		return nil, fmt.Errorf("redis store: %w", err)
 	}
 	if c.Username != "" {
-		o.Username = c.Username
+		t.username = c.Username
 	}
-	if c.PasswordFile != "" {
-		username := o.Username
-		o.CredentialsProviderContext = func(context.Context) (string, string, error) {
-			password, err := c.password()
-			return username, password, err
-		}
+	if c.TLS != nil && !t.tls {
+		return nil, errors.New("redis store: TLS is configured, but the URL does not start with rediss")
 	}
+	if t.topology != failover && (c.SentinelUsername != "" || c.SentinelPasswordFile != "") {
+		return nil, errors.New("redis store: there are credentials for sentinels, but the URL does not name any")
+	}
+	return &settings{Config: c, target: t}, nil
+}
 
-	if c.TLS != nil {
-		if o.TLSConfig == nil {
-			return nil, errors.New("redis store: TLS is configured, but the URL does not start with rediss://")
-		}
-		o.TLSConfig = c.TLS
+// tlsConfig returns how servers are verified; nil: there is no TLS.
+func (s *settings) tlsConfig() *tls.Config {
+	switch {
+	case !s.tls:
+		return nil
+	case s.TLS == nil:
+		return &tls.Config{MinVersion: tls.VersionTLS12}
 	}
+	return s.TLS
+}
+
+// login is who connects, and the file with the password, which is read for each connection; empty: the password itself.
+type login struct{ username, password, file string }
+
+// options returns how the library is to treat a server that d connects to.
+func (s *settings) options(d *dialer, who login) *redis.Options {
+	budget := s.Budget
+	o := &redis.Options{Username: who.username, Password: who.password, DB: s.db}
+	if who.file != "" {
+		o.CredentialsProviderContext = func(context.Context) (string, string, error) {
+			password, err := readPassword(who.file)
+			return who.username, password, err
+		}
+	}
+	o.Network, o.Addr, o.Dialer = d.network, d.addr, d.dial
 
 	o.Protocol = 2 // RESP3 was no faster, and its pushes have no use here
 	o.DisableIdentity = true
@@ -111,59 +138,21 @@ func (c Config) options() (*redis.Options, error) {
 	o.ContextTimeoutEnabled = true
 	o.MaxRetries = -1
 	o.DialerRetries = 1
-	o.DialTimeout = max(dialTimeout, c.Budget)
-	o.ReadTimeout = c.Budget
-	o.WriteTimeout = c.Budget
-	o.PoolTimeout = c.Budget
+	o.DialTimeout = max(dialTimeout, budget)
+	o.ReadTimeout = budget
+	o.WriteTimeout = budget
+	o.PoolTimeout = budget
 
 	// One pool: with the second one, which the library keeps for pipelines, a failed dial is followed by another.
 	o.PipelinePoolSize = -1
 	o.PoolSize = dialErrors
-	o.MaxActiveConns = c.Workers + 1 // watch has one too
-	o.MaxConcurrentDials = c.Workers + 1
+	o.MaxActiveConns = s.Workers + ownConns
+	o.MaxConcurrentDials = s.Workers + ownConns
 	o.ReadBufferSize = bufferSize
 	o.WriteBufferSize = bufferSize
-	return o, nil
+	return o
 }
 
-// parseURL reads a server's URL. Errors never show it, since it may hold a password.
-func parseURL(text string) (*redis.Options, error) {
-	const form = "must be redis://[user:password@]host[:port][/db], rediss://… or unix:///path[?db=n]"
-	if text == "" {
-		return nil, errors.New("no URL: " + form)
-	}
-	u, err := url.Parse(text)
-	if err != nil {
-		return nil, errors.New("the URL is malformed: " + form)
-	}
-	query, err := url.ParseQuery(u.RawQuery)
-	if err != nil {
-		return nil, errors.New("the URL is malformed: " + form)
-	}
-	db := strings.TrimPrefix(u.Path, "/")
-	switch u.Scheme {
-	case "redis", "rediss":
-		if u.Hostname() == "" {
-			return nil, errors.New("the URL names no host: " + form)
-		}
-	case "unix":
-		if u.Host != "" || u.Path == "" {
-			return nil, errors.New("the URL names no socket: unix:///path has three slashes")
-		}
-		db = query.Get("db")
-		query.Del("db")
-	default:
-		return nil, errors.New("the URL has another scheme: " + form)
-	}
-	if len(query) > 0 || u.Fragment != "" {
-		return nil, errors.New("the URL has options: every option is a setting of its own")
-	}
-	if n, err := strconv.ParseUint(db, 10, 31); db != "" && (err != nil || strconv.FormatUint(n, 10) != db) {
-		return nil, errors.New("the URL names no database: it is a number such as /0")
-	}
-	o, err := redis.ParseURL(text)
-	if err != nil {
-		return nil, errors.New("the URL is malformed: " + form)
-	}
-	return o, nil
-}
+// ownConns is how many connections to a server are the store's own, beside one for each worker: the probe's, and in a
+// cluster the one on which its layout is asked for.
+const ownConns = 2

@@ -35,23 +35,27 @@ type ConfigFault struct {
 // Error returns both parts as one line.
 func (f *ConfigFault) Error() string { return f.Problem + ": " + f.Mend }
 
-// Probe asks the server for everything that the store needs: that this user may log in and run the script, that the
-// server is new enough, and that it evicts no keys. A configuration fault is a *ConfigFault; any other error wraps one
-// of the classes of store failure and says that the server cannot be asked now.
+// Probe asks every server for everything that the store needs: that this user may log in and run the script, that the
+// server is new enough, and that it evicts no keys. A configuration fault is a *ConfigFault; any other error wraps one of
+// the classes of store failure and says that a server cannot be asked now.
 //
 // Run asks again now and then. A fault that is found then fails every call until it is mended: keys that are evicted or
 // written by another version of the arithmetic would admit in silence what nobody counted.
-func (s *Store) Probe(ctx context.Context) error {
-	if err := s.probeServer(ctx); err != nil {
+func (s *Store) Probe(ctx context.Context) error { return s.servers.probe(ctx) }
+
+// probeNode is Probe on one server. key is one that it keeps; empty: its part is left out.
+func (s *Store) probeNode(ctx context.Context, n *node, key string) (err error) {
+	defer func() { n.down.Store(err != nil) }()
+	if err := s.probeServer(ctx, n); err != nil || key == "" {
 		return err
 	}
-	return s.probeScript(ctx)
+	return s.probeScript(ctx, n, key)
 }
 
-func (s *Store) probeServer(ctx context.Context) error {
+func (s *Store) probeServer(ctx context.Context, n *node) error {
 	var info [2]string // empty where it may not be read
 	cmds := []*redis.Cmd{redis.NewCmd(ctx, "info", "server"), redis.NewCmd(ctx, "info", "memory")}
-	s.pipeline(ctx, cmds)
+	n.pipeline(ctx, cmds)
 	for i, cmd := range cmds {
 		var err error
 		// The refusal may be of a command that opens the connection: then nothing else will do either.
@@ -59,7 +63,7 @@ func (s *Store) probeServer(ctx context.Context) error {
 			return problem(err)
 		}
 	}
-	if fault := unfitServer(info[0]); fault != nil {
+	if fault := unfitServer(info[0], s.topology); fault != nil {
 		return fault
 	}
 	if fault := s.evicts(info[1]); fault != nil {
@@ -69,11 +73,20 @@ func (s *Store) probeServer(ctx context.Context) error {
 }
 
 // unfitServer reads INFO server; what is not in there cannot be judged.
-func unfitServer(info string) *ConfigFault {
+func unfitServer(info string, want topology) *ConfigFault {
 	mode := cmp.Or(infoField(info, "redis_mode"), infoField(info, "server_mode"))
-	if mode != "" && mode != "standalone" {
+	switch {
+	case mode == "sentinel":
 		return &ConfigFault{
-			fmt.Sprintf("the server runs in %s mode", mode), "name a standalone server in redis.url",
+			"the server is a sentinel", "name it in redis.url as redis+sentinel://host:port/MASTER",
+		}
+	case mode == "cluster" && want != clustered:
+		return &ConfigFault{
+			"the server runs in cluster mode", "name it in redis.url as redis+cluster://host:port, or name another server",
+		}
+	case mode == "standalone" && want == clustered:
+		return &ConfigFault{
+			"the server does not run in cluster mode", "name it in redis.url as redis://host:port, or name nodes of a cluster",
 		}
 	}
 	name, version, oldest := "Redis", infoField(info, "redis_version"), oldestRedis
@@ -93,7 +106,7 @@ func unfitServer(info string) *ConfigFault {
 func (s *Store) evicts(info string) *ConfigFault {
 	const mend = "set maxmemory-policy noeviction on the server, or name a server that limits alone use"
 	switch policy := infoField(info, "maxmemory_policy"); {
-	case policy == "noeviction", policy == "" && s.cfg.AssumeNoeviction:
+	case policy == "noeviction", policy == "" && s.AssumeNoeviction:
 		return nil
 	case policy == "":
 		return &ConfigFault{
@@ -105,20 +118,20 @@ func (s *Store) evicts(info string) *ConfigFault {
 	}
 }
 
-// probeScript takes one token from the bucket of ProbeKey, which needs every command that a call needs.
-func (s *Store) probeScript(ctx context.Context) error {
+// probeScript takes one token from the bucket of a key, which needs every command that a call needs.
+func (s *Store) probeScript(ctx context.Context, n *node, key string) error {
 	rule, err := algorithms.NewTokenBucket(1, algorithms.Rate{Tokens: 1, Seconds: 1})
 	if err != nil {
 		return err
 	}
 	// A charge, since it always writes.
-	probe := rls.Group{{Key: s.cfg.ProbeKey, Rule: rule, Op: algorithms.OpCharge, Cost: 1}}
+	probe := rls.Group{{Key: key, Rule: rule, Op: algorithms.OpCharge, Cost: 1}}
 	var cmd command
 	if err := cmd.encode(s.encoder, probe); err != nil {
 		return err
 	}
 	cmds := []*redis.Cmd{loadScript(ctx), cmd.reply}
-	s.pipeline(ctx, cmds)
+	n.pipeline(ctx, cmds)
 	for _, cmd := range cmds {
 		if err := cmd.Err(); err != nil {
 			return problem(err)
@@ -131,6 +144,11 @@ func (s *Store) probeScript(ctx context.Context) error {
 func problem(err error) error {
 	if errors.Is(err, errPassword) {
 		return &ConfigFault{err.Error(), "put the password into the file that redis.password_file names"}
+	}
+	if e, ok := errors.AsType[*sentinelError](err); ok {
+		if fault := e.fault(); fault != nil {
+			return fault
+		}
 	}
 	reply, ok := errors.AsType[redis.Error](err)
 	if !ok {
@@ -146,7 +164,8 @@ func problem(err error) error {
 	case refused(err):
 		return &ConfigFault{
 			"the server refuses a command that the store needs: " + text,
-			"allow the user +evalsha +script|load +mget +set +time +info, +select for a database other than 0, and its keys",
+			"allow the user +evalsha +script|load +mget +set +time +info, +select for a database other than 0, " +
+				"+cluster|slots +asking for a cluster, and its keys",
 		}
 	case begins("ERR DB index", "ERR invalid DB index"):
 		return &ConfigFault{"the server has no such database: " + text, "name another one in redis.url"}
@@ -200,9 +219,9 @@ func majorMinor(version string) (major, minor int, ok bool) {
 // watchTimeout bounds one Probe of watch, unless the budget is longer.
 const watchTimeout = time.Second
 
-// watch probes the server every cfg.ProbeEvery until ctx is done.
+// watch probes the servers every ProbeEvery until ctx is done.
 func (s *Store) watch(ctx context.Context) {
-	tick := time.NewTicker(s.cfg.ProbeEvery)
+	tick := time.NewTicker(s.ProbeEvery)
 	defer tick.Stop()
 	for {
 		select {
@@ -215,16 +234,15 @@ func (s *Store) watch(ctx context.Context) {
 }
 
 func (s *Store) look(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, max(watchTimeout, s.cfg.Budget))
+	ctx, cancel := context.WithTimeout(ctx, max(watchTimeout, s.Budget))
 	defer cancel()
 	err := s.Probe(ctx)
-	s.down.Store(err != nil)
 	found, _ := errors.AsType[*ConfigFault](err)
 	if err != nil && found == nil {
 		return // it cannot be asked: what is known about it stays
 	}
 	known := s.fault.Swap(found)
 	if (known == nil) != (found == nil) || known != nil && *known != *found {
-		s.observer.ConfigFault(found)
+		s.Observer.ConfigFault(found)
 	}
 }

@@ -1,11 +1,12 @@
-// Package redis is rls.Store on a Redis or Valkey server: every group is one run of the script of package lua.
+// Package redis is rls.Store on Redis or Valkey: one server, a master that Redis Sentinel names, or Redis Cluster. Every
+// group is one run of the script of package lua; in a cluster, groups whose keys lie in several slots take a few.
 //
-// Callers do not talk to the server. They put their call into a bounded queue; a few workers drain what is there into
+// Callers do not talk to the server. They put their call into its bounded queue; a few workers drain what is there into
 // one pipeline, send it, and hand the replies back (coalescing). There is no timer: an idle system pays one hand-off.
 // Each caller waits no longer than its context; a call whose caller left before it was sent is never sent, and no take
 // is ever sent twice unless the server said that it did not run it.
 //
-// A circuit breaker watches the round trips, one observation each, however many calls it carried.
+// A circuit breaker for each server watches the round trips, one observation each, however many calls it carried.
 package redis
 
 import (
@@ -13,6 +14,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,7 +36,9 @@ const (
 
 // Config is what a Store is made of.
 type Config struct {
-	// URL names the server: redis://[user:password@]host[:port][/db], rediss:// for TLS, or unix:///path[?db=n].
+	// URL names the server: redis://[user:password@]host[:port][/db] or unix:///path[?db=n]; the sentinels that know the
+	// master: redis+sentinel://[user:password@]host[:port],…/master[/db]; or some nodes of a cluster:
+	// redis+cluster://[user:password@]host[:port],… With rediss instead of redis every connection is made with TLS.
 	// Anything else in it is refused; the settings below have no place there.
 	URL string
 
@@ -45,17 +49,23 @@ type Config struct {
 	// change without a restart. Empty: the URL's password, or none.
 	PasswordFile string
 
-	// TLS is how a rediss:// server is verified; nil: by the system's certificate authorities and the URL's host.
+	// SentinelUsername and SentinelPasswordFile are what Username and PasswordFile are, towards the sentinels.
+	SentinelUsername     string
+	SentinelPasswordFile string
+
+	// TLS is how servers are verified with rediss; nil: by the system's certificate authorities and the host that is
+	// connected to. It is for sentinels, too. See TLSFiles.
 	TLS *tls.Config
 
 	// Budget is the most that a round trip may take; 0 means DefaultBudget. It must suffice for connecting too.
 	Budget time.Duration
 
-	// Workers is how many round trips may be under way, each on a connection of its own; 0 means DefaultWorkers. More
-	// than two gain nothing on one server.
+	// Workers is how many round trips to one server may be under way, each on a connection of its own; 0 means
+	// DefaultWorkers. More than two gain nothing on one server.
 	Workers int
 
-	// Queue is how many calls may wait for a worker; 0 means DefaultQueue. A call that finds it full fails at once.
+	// Queue is how many calls may wait for a worker of one server; 0 means DefaultQueue. A call that finds it full fails
+	// at once.
 	Queue int
 
 	// AssumeNoeviction takes it as given that the server evicts no keys, where INFO may not be read.
@@ -75,30 +85,44 @@ type Config struct {
 	Observer Observer
 }
 
-// Observer receives what happens on the way to the server. Safe for concurrent use; never blocks.
+// Observer receives what happens on the way to the servers. Safe for concurrent use; never blocks.
 type Observer interface {
 	// RoundTrip is one pipeline sent and answered, or not: how many groups it carried, and what the breaker was told.
 	RoundTrip(groups int, took time.Duration, ok bool)
-	ScriptLoaded()                  // the server did not know the script
-	QueueFull()                     // a call found the queue full and failed
-	Connections(open int)           // the number of open connections changed
-	ConfigFault(fault *ConfigFault) // a configuration fault was found while running; nil: it is mended
+	BreakerChanged(server, from, to string) // a server's breaker, between closed, open and half-open
+	ScriptLoaded()                          // a server did not know the script
+	QueueFull()                             // a call found the queue full and failed
+	Connections(open int)                   // the number of open connections changed
+	ConfigFault(fault *ConfigFault)         // a configuration fault was found while running; nil: it is mended
+	// Undone is a group over several slots of a cluster that took from one and could not from another: whether what it
+	// took was given back, or stays spent until the bucket refills.
+	Undone(ok bool)
 }
 
-// Store decides groups on a server. Safe for concurrent use. It needs Run to be running.
+// Store decides groups on a server, or on the servers of a cluster. Safe for concurrent use. It needs Run to be running.
 type Store struct {
-	cfg      Config
-	client   redis.UniversalClient
-	dialer   *dialer
-	breaker  *rls.Breaker
-	encoder  *lua.Encoder
-	observer Observer
-
-	queue   chan *call
-	stopped chan struct{} // closed when no worker will take from the queue any more
+	settings
+	servers servers
+	encoder *lua.Encoder
 
 	fault atomic.Pointer[ConfigFault] // found by watch, or nil
-	down  atomic.Bool                 // the last thing sent to the server failed
+
+	connecting sync.Mutex
+	open       int // connections to all servers; guarded by connecting
+}
+
+// servers are the servers behind a URL.
+type servers interface {
+	// run serves decide until ctx is done, and returns once everything has ended.
+	run(ctx context.Context) error
+	// decide fills in the answers to those groups that have none yet: those without an error.
+	decide(ctx context.Context, groups []rls.Group, answers []rls.Answer)
+	// probe asks every server for what the store needs.
+	probe(ctx context.Context) error
+	// do sends one command about a key to the server that keeps it, without a queue or a breaker.
+	do(ctx context.Context, key string, cmd redis.Cmder) error
+	// nodes returns the servers that decide now.
+	nodes() []*node
 }
 
 var _ rls.Store = (*Store)(nil)
@@ -109,38 +133,31 @@ func New(cfg Config) (*Store, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	options, err := cfg.options()
+	settings, err := cfg.settings()
 	if err != nil {
 		return nil, err
 	}
 	// What the library would print is in the errors that it returns.
 	redis.SetLogger(silent{})
-	d := newDialer(options.TLSConfig, cfg.Observer.Connections)
-	options.Dialer = d.dial
-	return &Store{
-		cfg:      cfg,
-		client:   redis.NewClient(options),
-		dialer:   d,
-		breaker:  rls.NewBreaker(cfg.Breaker),
-		encoder:  lua.NewEncoder(),
-		observer: cfg.Observer,
-		queue:    make(chan *call, cfg.Queue),
-		stopped:  make(chan struct{}),
-	}, nil
+	s := &Store{settings: *settings, encoder: lua.NewEncoder()}
+	switch s.topology {
+	case clustered:
+		s.servers = newCluster(s)
+	case failover:
+		s.servers = newFailover(s)
+	default:
+		s.servers = newSingle(s)
+	}
+	return s, nil
 }
 
 // Run sends calls until ctx is done, finishes the round trips that are under way, fails what still waits, closes every
 // connection and returns. It must be called exactly once.
 func (s *Store) Run(ctx context.Context) error {
-	var running sync.WaitGroup
-	for range s.cfg.Workers {
-		running.Go(func() { s.work(ctx.Done()) })
-	}
-	running.Go(func() { s.watch(ctx) })
-	running.Wait()
-	close(s.stopped)
-	err := s.client.Close()
-	s.dialer.close()
+	var watching sync.WaitGroup
+	watching.Go(func() { s.watch(ctx) })
+	err := s.servers.run(ctx)
+	watching.Wait()
 	return err
 }
 
@@ -149,73 +166,106 @@ func (s *Store) Run(ctx context.Context) error {
 func (s *Store) Decide(ctx context.Context, groups []rls.Group) []rls.Answer {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, s.cfg.Budget)
+		ctx, cancel = context.WithTimeout(ctx, s.Budget)
 		defer cancel()
 	}
 	answers := make([]rls.Answer, len(groups))
-	c := s.newCall(ctx, groups, answers)
-	if c.takes == 0 {
-		return answers
-	}
-	err := s.send(ctx, c)
-	for i := range c.commands {
-		if answers[i].Err == nil {
-			answers[i] = c.commands[i].answer(err)
+	unfit := s.unfit()
+	for i, group := range groups {
+		if answers[i].Err = group.Validate(); answers[i].Err == nil {
+			answers[i].Err = unfit
 		}
 	}
+	s.servers.decide(ctx, groups, answers)
 	return answers
 }
 
-// send gets c done, or says why it is not.
-func (s *Store) send(ctx context.Context, c *call) error {
-	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("%w: %w: %w", rls.ErrTimeout, ErrNotSent, err)
-	}
+// unfit is the error on a call while a configuration fault is known; nil when there is none.
+func (s *Store) unfit() error {
 	if fault := s.fault.Load(); fault != nil {
 		return fmt.Errorf("%w: %w: %w", rls.ErrStore, ErrNotSent, fault)
 	}
-	if !s.breaker.Ready() {
-		return errOpen
-	}
-	select {
-	case s.queue <- c:
-	default:
-		s.observer.QueueFull()
-		return errQueueFull
-	}
-	select {
-	case <-c.done:
-		return c.err
-	case <-ctx.Done():
-		return c.leave(errLate, errNoTurn)
-	case <-s.stopped:
-		return c.leave(errStopped, errStopped)
-	}
+	return nil
 }
 
-// BreakerState returns closed, open or half-open.
-func (s *Store) BreakerState() string { return s.breaker.State() }
+// connected counts connections.
+func (s *Store) connected(delta int) {
+	s.connecting.Lock()
+	defer s.connecting.Unlock()
+	s.open += delta
+	s.Observer.Connections(s.open)
+}
+
+// BreakerState returns closed, open or half-open; in a cluster, the worst of its servers' states.
+func (s *Store) BreakerState() string {
+	worst := 0
+	for _, n := range s.servers.nodes() {
+		worst = max(worst, slices.Index(breakerStates[:], n.breaker.State()))
+	}
+	return breakerStates[worst]
+}
+
+// breakerStates are the states of a breaker, the best first.
+var breakerStates = [...]string{"closed", "half-open", "open"}
 
 // The codes of Degraded.
 const (
-	DegradedDown    = "redis_down"   // the server does not answer, or refuses everything
-	DegradedBreaker = "breaker_open" // calls are not sent: the breaker is open or half-open
+	DegradedDown    = "redis_down"   // a server does not answer, or refuses everything
+	DegradedBreaker = "breaker_open" // calls are not sent to a server: its breaker is open or half-open
 	DegradedConfig  = "redis_config" // calls are not sent: the server's configuration is unfit
 )
 
 // Degraded returns the codes of what is wrong with the store now; none when it works.
 func (s *Store) Degraded() []string {
 	var codes []string
-	if s.down.Load() {
+	nodes := s.servers.nodes()
+	if slices.ContainsFunc(nodes, func(n *node) bool { return n.down.Load() }) {
 		codes = append(codes, DegradedDown)
 	}
-	if s.breaker.Probing() {
+	if slices.ContainsFunc(nodes, func(n *node) bool { return n.breaker.Probing() }) {
 		codes = append(codes, DegradedBreaker)
 	}
 	if s.fault.Load() != nil {
 		codes = append(codes, DegradedConfig)
 	}
 	return codes
+}
+
+// single is one server.
+type single struct {
+	*node
+	encoder *lua.Encoder
+	store   *Store
+}
+
+func newSingle(s *Store) *single {
+	addr := s.socket
+	if addr == "" {
+		addr = s.addresses[0]
+	}
+	return &single{node: s.newNode(addr, nil), encoder: s.encoder, store: s}
+}
+
+func (s *single) nodes() []*node { return []*node{s.node} }
+
+func (s *single) probe(ctx context.Context) error { return s.store.probeNode(ctx, s.node, s.ProbeKey) }
+
+func (s *single) decide(ctx context.Context, groups []rls.Group, answers []rls.Answer) {
+	c := newCall(ctx, len(groups))
+	for i := range groups {
+		if answers[i].Err == nil {
+			answers[i].Err = c.encode(s.encoder, i, groups[i])
+		}
+	}
+	if c.takes == 0 {
+		return
+	}
+	err := s.send(ctx, c)
+	for i := range answers {
+		if answers[i].Err == nil {
+			answers[i] = c.commands[i].answer(err)
+		}
+	}
 }
 
 // ErrNotSent is wrapped by the error on a call that was not sent, so that it certainly took nothing.
@@ -233,10 +283,12 @@ var (
 type nobody struct{}
 
 func (nobody) RoundTrip(int, time.Duration, bool) {}
+func (nobody) BreakerChanged(_, _, _ string)      {}
 func (nobody) ScriptLoaded()                      {}
 func (nobody) QueueFull()                         {}
 func (nobody) Connections(int)                    {}
 func (nobody) ConfigFault(*ConfigFault)           {}
+func (nobody) Undone(bool)                        {}
 
 type silent struct{}
 

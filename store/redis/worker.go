@@ -3,30 +3,29 @@ package redis
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sentinel-rls/sentinel-rls/lua"
+	"github.com/sentinel-rls/sentinel-rls/rls"
 )
-
-// batchTakes is the number of takes from which on a batch is full. A server is busy with it for about 3 ms.
-const batchTakes = 512
 
 // minRoundTrip is the least time that a round trip gets. A batch whose callers have almost no time left would say
 // nothing about the server: an overloaded process would drop its connections and open its breaker on a healthy one.
 const minRoundTrip = 5 * time.Millisecond
 
 // work takes calls from the queue and sends them until stop is closed.
-func (s *Store) work(stop <-chan struct{}) {
+func (n *node) work(stop <-chan struct{}) {
 	var batch []*call
 	for {
 		select {
 		case <-stop:
 			return
-		case first := <-s.queue:
+		case first := <-n.queue:
 			if first.claim(time.Now()) {
-				batch = s.roundTrip(append(batch[:0], first))
+				batch = n.roundTrip(append(batch[:0], first))
 				clear(batch) // an idle worker keeps nobody's call alive
 			}
 		}
@@ -34,25 +33,25 @@ func (s *Store) work(stop <-chan struct{}) {
 }
 
 // roundTrip sends the one call in batch together with what else waits, and returns the batch.
-func (s *Store) roundTrip(batch []*call) []*call {
-	report, err := s.breaker.Allow()
+func (n *node) roundTrip(batch []*call) []*call {
+	report, err := n.breaker.Allow()
 	if err != nil {
 		batch[0].finish(errOpen)
 		return batch
 	}
-	if !s.breaker.Probing() { // the probe is one call
-		batch = s.drain(batch)
+	if !n.breaker.Probing() { // the probe is one call
+		batch = n.drain(batch)
 	}
 	start := time.Now()
-	ok := s.exchange(batch, start)
+	ok := n.exchange(batch, start)
 	took := time.Since(start)
 	report(ok)
-	s.down.Store(!ok)
+	n.down.Store(!ok)
 	groups := 0
 	for _, c := range batch {
 		groups += len(c.commands)
 	}
-	s.observer.RoundTrip(groups, took, ok) // before the answers, so that who has one finds it counted
+	n.Observer.RoundTrip(groups, took, ok) // before the answers, so that who has one finds it counted
 	for _, c := range batch {
 		c.finish(nil)
 	}
@@ -60,11 +59,12 @@ func (s *Store) roundTrip(batch []*call) []*call {
 }
 
 // drain adds what is in the queue, without waiting.
-func (s *Store) drain(batch []*call) []*call {
+func (n *node) drain(batch []*call) []*call {
 	now := time.Now()
-	for takes := batch[0].takes; takes < batchTakes; {
+	limit := n.limit.takes()
+	for takes := batch[0].takes; takes < limit; {
 		select {
-		case c := <-s.queue:
+		case c := <-n.queue:
 			if c.claim(now) {
 				batch = append(batch, c)
 				takes += c.takes
@@ -77,28 +77,37 @@ func (s *Store) drain(batch []*call) []*call {
 }
 
 // exchange sends a batch and sets the outcome of each command. It reports whether the server answered: nothing was lost
-// on the way, and at least one command was carried out.
-func (s *Store) exchange(batch []*call, start time.Time) bool {
-	ctx, cancel := context.WithDeadline(context.Background(), s.deadline(batch, start))
+// on the way, and at least one command was carried out or sent elsewhere.
+func (n *node) exchange(batch []*call, start time.Time) bool {
+	ctx, cancel := context.WithDeadline(context.Background(), n.deadline(batch, start))
 	defer cancel()
 	commands := make([]*command, 0, len(batch))
-	replies := make([]*redis.Cmd, 0, len(batch))
 	for _, c := range batch {
 		for i := range c.commands {
 			if cmd := &c.commands[i]; cmd.reply != nil {
 				commands = append(commands, cmd)
-				replies = append(replies, cmd.reply)
 			}
 		}
 	}
-	s.pipeline(ctx, replies)
-	s.retryUnknown(ctx, replies)
-	return s.settle(commands)
+	n.pipeline(ctx, wire(nil, commands))
+	n.retryUnknown(ctx, commands)
+	return n.settle(commands)
+}
+
+// wire appends what is sent for commands.
+func wire(cmds []*redis.Cmd, commands []*command) []*redis.Cmd {
+	for _, c := range commands {
+		if c.asking {
+			cmds = append(cmds, redis.NewCmd(context.Background(), "asking"))
+		}
+		cmds = append(cmds, c.reply)
+	}
+	return cmds
 }
 
 // pipeline sends cmds in one go. Each of them has its reply or its error afterwards.
-func (s *Store) pipeline(ctx context.Context, cmds []*redis.Cmd) {
-	pipe := s.client.Pipeline()
+func (n *node) pipeline(ctx context.Context, cmds []*redis.Cmd) {
+	pipe := n.client.Pipeline()
 	for _, cmd := range cmds {
 		_ = pipe.Process(ctx, cmd) // it is only noted here
 	}
@@ -115,14 +124,14 @@ func (s *Store) pipeline(ctx context.Context, cmds []*redis.Cmd) {
 
 // deadline is when a round trip that starts now is given up: when its last caller is gone, but within the budget. What
 // comes later counts as no answer.
-func (s *Store) deadline(batch []*call, start time.Time) time.Time {
-	latest := start.Add(min(minRoundTrip, s.cfg.Budget))
+func (n *node) deadline(batch []*call, start time.Time) time.Time {
+	latest := start.Add(min(minRoundTrip, n.Budget))
 	for _, c := range batch {
 		if c.deadline.After(latest) {
 			latest = c.deadline
 		}
 	}
-	if most := start.Add(s.cfg.Budget); latest.After(most) {
+	if most := start.Add(n.Budget); latest.After(most) {
 		return most
 	}
 	return latest
@@ -130,23 +139,23 @@ func (s *Store) deadline(batch []*call, start time.Time) time.Time {
 
 // retryUnknown loads the script and sends again, once, the commands that the server refused because it did not know it.
 // They did not run, so sending them again takes nothing twice.
-func (s *Store) retryUnknown(ctx context.Context, replies []*redis.Cmd) {
-	var unknown []*redis.Cmd
-	for _, reply := range replies {
-		if redis.HasErrorPrefix(reply.Err(), "NOSCRIPT") {
-			reply.SetErr(nil)
-			unknown = append(unknown, reply)
+func (n *node) retryUnknown(ctx context.Context, commands []*command) {
+	var unknown []*command
+	for _, c := range commands {
+		if redis.HasErrorPrefix(c.reply.Err(), "NOSCRIPT") {
+			c.reply.SetErr(nil)
+			unknown = append(unknown, c)
 		}
 	}
 	if len(unknown) == 0 {
 		return
 	}
-	s.observer.ScriptLoaded()
+	n.Observer.ScriptLoaded()
 	load := loadScript(ctx)
-	s.pipeline(ctx, append([]*redis.Cmd{load}, unknown...))
+	n.pipeline(ctx, wire([]*redis.Cmd{load}, unknown))
 	if err := load.Err(); err != nil {
-		for _, reply := range unknown { // why the script could not be loaded says more than that it is unknown
-			reply.SetErr(err)
+		for _, c := range unknown { // why the script could not be loaded says more than that it is unknown
+			c.reply.SetErr(err)
 		}
 	}
 }
@@ -156,10 +165,12 @@ func loadScript(ctx context.Context) *redis.Cmd {
 }
 
 // settle classifies the outcome of each command and reports what the round trip was: see exchange.
-func (s *Store) settle(commands []*command) bool {
-	answered, lost, readOnly := 0, false, false
+func (n *node) settle(commands []*command) bool {
+	answered, lost, readOnly, astray := 0, false, false, false
+	takes := 0
 	var last, classified error // commands of one batch mostly fail with the very same error
 	for _, cmd := range commands {
+		takes += len(cmd.calls)
 		err := cmd.reply.Err()
 		if err == nil {
 			answered++
@@ -171,9 +182,40 @@ func (s *Store) settle(commands []*command) bool {
 		cmd.err = classified
 		lost = lost || !isReply(err)
 		readOnly = readOnly || redis.IsReadOnlyError(err)
+		if isRedirection(err) || notServed(err) { // the server works; the keys are another's
+			answered++
+			astray = true
+		}
 	}
 	if readOnly {
-		s.dialer.drop() // the name may lead to the new master now
+		n.dialer.drop() // the name may lead to the new master now
 	}
+	if lost || readOnly || astray {
+		n.astray()
+	}
+	n.limit.learn(takes, lost && errors.Is(classified, rls.ErrTimeout))
 	return answered > 0 && !lost
+}
+
+// batchTakes is the number of takes from which on a batch is full. A server is busy with it for about 3 ms.
+const batchTakes = 512
+
+// batchLimit is how many takes a batch may carry: fewer than batchTakes for a server that did not answer so many within
+// the budget, so that one that is slow under load answers at least some. Safe for concurrent use.
+type batchLimit struct{ less atomic.Int64 } // batchTakes less than this
+
+func (l *batchLimit) takes() int { return batchTakes - int(l.less.Load()) }
+
+// learn halves the limit when a batch was late, and raises it by an eighth when a full one was not.
+func (l *batchLimit) learn(sent int, late bool) {
+	limit := l.takes()
+	switch {
+	case late:
+		limit = max(1, min(limit, sent)/2)
+	case sent >= limit && limit < batchTakes:
+		limit = min(batchTakes, limit+max(1, limit/8))
+	default:
+		return
+	}
+	l.less.Store(int64(batchTakes - limit))
 }

@@ -31,12 +31,12 @@ func TestDeadline(t *testing.T) {
 		{3, []time.Duration{1}, 3},
 		{3, []time.Duration{10}, 3},
 	} {
-		s := &Store{cfg: Config{Budget: c.budget * time.Millisecond}}
+		n := &node{settings: &settings{Config: Config{Budget: c.budget * time.Millisecond}}}
 		var batch []*call
 		for _, left := range c.callers {
 			batch = append(batch, &call{deadline: start.Add(left * time.Millisecond)})
 		}
-		if got := s.deadline(batch, start).Sub(start); got != c.want*time.Millisecond {
+		if got := n.deadline(batch, start).Sub(start); got != c.want*time.Millisecond {
 			t.Errorf("budget %d, callers %d: %v, want %d ms", c.budget, c.callers, got, c.want)
 		}
 	}
@@ -70,18 +70,19 @@ func TestCallIsSentOrLeft(t *testing.T) {
 }
 
 // idle returns a store without workers, for a server that is not there, with its breaker open.
-func idle(t *testing.T) *Store {
+func idle(t *testing.T) (*Store, *node) {
 	t.Helper()
 	s, err := New(Config{URL: "unix:///does/not/exist", Breaker: rls.BreakerConfig{Failures: 1, Quarantine: time.Hour}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	report, err := s.breaker.Allow()
+	n := s.servers.nodes()[0]
+	report, err := n.breaker.Allow()
 	if err != nil {
 		t.Fatal(err)
 	}
 	report(false)
-	return s
+	return s, n
 }
 
 func oneTake(t *testing.T) []rls.Group {
@@ -97,13 +98,13 @@ func oneTake(t *testing.T) []rls.Group {
 func TestOpenBreakerAnswersAtOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := idle(t)
+		s, n := idle(t)
 		start := time.Now()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		a := s.Decide(ctx, oneTake(t))[0]
-		if !errors.Is(a.Err, rls.ErrCircuitOpen) || time.Since(start) > 0 || len(s.queue) > 0 {
-			t.Errorf("got %v after %v, %d queued", a.Err, time.Since(start), len(s.queue))
+		if !errors.Is(a.Err, rls.ErrCircuitOpen) || time.Since(start) > 0 || len(n.queue) > 0 {
+			t.Errorf("got %v after %v, %d queued", a.Err, time.Since(start), len(n.queue))
 		}
 	})
 }
@@ -112,27 +113,30 @@ func TestOpenBreakerAnswersAtOnce(t *testing.T) {
 func TestProbeIsOneCall(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := idle(t)
+		s, n := idle(t)
 		time.Sleep(time.Hour + time.Second) // half-open is due
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		newCall := func() *call { return s.newCall(ctx, oneTake(t), make([]rls.Answer, 1)) }
 		for range 3 {
-			s.queue <- newCall()
+			c := newCall(ctx, 1)
+			if err := c.encode(s.encoder, 0, oneTake(t)[0]); err != nil {
+				t.Fatal(err)
+			}
+			n.queue <- c
 		}
-		first := <-s.queue
+		first := <-n.queue
 		if !first.claim(time.Now()) {
 			t.Fatal("not claimed")
 		}
-		if batch := s.roundTrip([]*call{first}); len(batch) != 1 || len(s.queue) != 2 {
-			t.Errorf("%d calls were sent, %d left", len(batch), len(s.queue))
+		if batch := n.roundTrip([]*call{first}); len(batch) != 1 || len(n.queue) != 2 {
+			t.Errorf("%d calls were sent, %d left", len(batch), len(n.queue))
 		}
-		if !errors.Is(first.commands[0].err, rls.ErrUnavailable) || s.breaker.State() != "open" {
-			t.Errorf("got %v, breaker %s", first.commands[0].err, s.breaker.State())
+		if !errors.Is(first.commands[0].err, rls.ErrUnavailable) || n.breaker.State() != "open" {
+			t.Errorf("got %v, breaker %s", first.commands[0].err, n.breaker.State())
 		}
 		// The next ones find it open again.
-		second := <-s.queue
-		if s.roundTrip([]*call{second}); !errors.Is(second.err, rls.ErrCircuitOpen) {
+		second := <-n.queue
+		if n.roundTrip([]*call{second}); !errors.Is(second.err, rls.ErrCircuitOpen) {
 			t.Errorf("got %v, want ErrCircuitOpen", second.err)
 		}
 	})
@@ -147,17 +151,17 @@ func TestDialerLeavesNothingOpen(t *testing.T) {
 	}
 	defer l.Close()
 	for range 200 {
-		d := newDialer(nil, func(int) {})
+		d := newDialer("tcp", l.Addr().String(), nil, func(int) {})
 		var dials sync.WaitGroup
 		for range 4 {
-			dials.Go(func() { _, _ = d.dial(context.Background(), "tcp", l.Addr().String()) })
+			dials.Go(func() { _, _ = d.dial(context.Background(), "", "") })
 		}
 		d.close()
 		dials.Wait()
 		if n := len(d.open); n > 0 {
 			t.Fatalf("%d connections are open", n)
 		}
-		if _, err := d.dial(context.Background(), "tcp", l.Addr().String()); !errors.Is(err, errClosed) {
+		if _, err := d.dial(context.Background(), "", ""); !errors.Is(err, errClosed) {
 			t.Fatalf("got %v, want errClosed", err)
 		}
 	}

@@ -1,0 +1,112 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sentinel-rls/sentinel-rls/rls"
+)
+
+// node is one server that decides groups, or the one master that sentinels name: a queue, the workers that drain it,
+// connections, and a breaker of its own.
+type node struct {
+	*settings
+	addr    string
+	client  *redis.Client
+	dialer  *dialer
+	breaker *rls.Breaker
+
+	queue   chan *call
+	stopped chan struct{} // closed when no worker will take from the queue any more
+
+	down  atomic.Bool // the last thing sent to the server failed
+	limit batchLimit
+
+	// astray is told that the server lost a batch or sent it elsewhere: the cluster may have another layout by now.
+	astray func()
+}
+
+// newNode returns a node that does not connect yet. lookup, where there is one, says where the server is, for each
+// connection anew; addr then only names it.
+func (s *Store) newNode(addr string, lookup func(context.Context) (string, error)) *node {
+	network := "tcp"
+	if s.socket != "" {
+		network = "unix"
+	}
+	d := newDialer(network, addr, s.tlsConfig(), s.connected)
+	d.lookup = lookup
+	n := &node{
+		settings: &s.settings, addr: addr, dialer: d, astray: func() {},
+		client:  redis.NewClient(s.options(d, login{s.username, s.password, s.PasswordFile})),
+		queue:   make(chan *call, s.Queue),
+		stopped: make(chan struct{}),
+	}
+	breaker := s.Breaker
+	breaker.OnChange = func(from, to string) {
+		if s.Breaker.OnChange != nil {
+			s.Breaker.OnChange(from, to)
+		}
+		s.Observer.BreakerChanged(addr, from, to)
+	}
+	n.breaker = rls.NewBreaker(breaker)
+	return n
+}
+
+// run sends calls until ctx is done, finishes the round trips that are under way, fails what still waits, and closes
+// every connection.
+func (n *node) run(ctx context.Context) error {
+	var running sync.WaitGroup
+	for range n.Workers {
+		running.Go(func() { n.work(ctx.Done()) })
+	}
+	running.Wait()
+	close(n.stopped)
+	return n.close()
+}
+
+func (n *node) close() error {
+	err := n.client.Close()
+	n.dialer.close()
+	return err
+}
+
+// send gets c done, or says why it is not.
+func (n *node) send(ctx context.Context, c *call) error {
+	if err := n.submit(ctx, c); err != nil {
+		return err
+	}
+	return n.await(ctx, c)
+}
+
+// submit puts c into the queue. After an error it was not sent.
+func (n *node) submit(ctx context.Context, c *call) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("%w: %w: %w", rls.ErrTimeout, ErrNotSent, err)
+	}
+	if !n.breaker.Ready() {
+		return errOpen
+	}
+	select {
+	case n.queue <- c:
+		return nil
+	default:
+		n.Observer.QueueFull()
+		return errQueueFull
+	}
+}
+
+// await returns once c, which is in the queue, is done or its context is.
+func (n *node) await(ctx context.Context, c *call) error {
+	select {
+	case <-c.done:
+		return c.err
+	case <-ctx.Done():
+		return c.leave(errLate, errNoTurn)
+	case <-n.stopped:
+		return c.leave(errStopped, errStopped)
+	}
+}
