@@ -88,8 +88,17 @@ func (r *Resolver) ExplainTenant(c Credentials) ([]Step, Identity, error) {
 	id, err := r.tokens.verify(token, r.now(), n)
 	if err != nil {
 		n.fail(err)
+		return n.steps, Identity{}, err
 	}
-	return n.steps, id, err
+	step, key := r.ExplainAddress(c)
+	id.Address = key
+	return append(n.steps, step), id, nil
+}
+
+// ExplainAddress returns the key of the client's address, empty when it is unknown, and how it came about.
+func (r *Resolver) ExplainAddress(c Credentials) (step Step, key string) {
+	key, detail := r.addresses.explain(c)
+	return Step{stepAddress, key != "", detail}, key
 }
 
 // ExplainAnonymous does what [Resolver.Anonymous] does, without minting a cookie, and also returns how cookie and address
@@ -117,10 +126,9 @@ func (r *Resolver) ExplainAnonymous(c Credentials) ([]Step, Identity) {
 	case found == unusable:
 		n.steps = append(n.steps, Step{stepCookie, false, fmt.Sprintf("%v: limited by address alone", why)})
 	}
-	key, detail := r.addresses.explain(c)
+	step, key := r.ExplainAddress(c)
 	id.Address = key
-	n.steps = append(n.steps, Step{stepAddress, key != "", detail})
-	return n.steps, id
+	return append(n.steps, step), id
 }
 
 // hashed returns the start of a digest, enough to tell callers apart.

@@ -33,7 +33,7 @@ func TestExplainTenant(t *testing.T) {
 		name, value string
 		steps       []string
 	}{
-		{"a good token", "Bearer " + good, []string{"authorization", "header", "signature", "times", "audience", "subject", "tenant", "scopes", "plan"}},
+		{"a good token", "Bearer " + good, []string{"authorization", "header", "signature", "times", "audience", "subject", "tenant", "scopes", "plan", "-address"}},
 		{"no bearer", "Basic abc", []string{"-authorization"}},
 		{"a token that is none", "Bearer abc", []string{"authorization", "-header"}},
 		{"an algorithm that is not allowed", "Bearer " + sign(`{"alg":"RS256"}`, goodPayload, secret256), []string{"authorization", "-header"}},

@@ -26,7 +26,7 @@ type Identity struct {
 	Expires time.Time // of the token
 
 	Cookie    string // anonymous: the client id of a valid cookie; empty: none
-	Address   string // anonymous: the address key; empty: unknown
+	Address   string // the address key; empty: unknown
 	SetCookie string // anonymous without valid cookie: the Set-Cookie value to deliver with an allowed answer
 }
 

@@ -76,7 +76,7 @@ func distinctSecrets(cfg Config) error {
 }
 
 // Tenant verifies the bearer token in c and returns the verified caller: Tenant, Subject, Scopes, Plan and Expires are
-// set.
+// set, and Address where the client's is known.
 //
 // The error is [ErrMissing] when c carries no Authorization at all, and wraps [ErrInvalid] with the reason when one was
 // sent and is unusable, or [ErrBusy] when its issuer's keys cannot be had now. The reason, which [Check] returns, is for
@@ -86,7 +86,12 @@ func (r *Resolver) Tenant(c Credentials) (Identity, error) {
 	if err != nil {
 		return Identity{}, err
 	}
-	return r.tokens.verify(token, r.now(), nil)
+	id, err := r.tokens.verify(token, r.now(), nil)
+	if err != nil {
+		return Identity{}, err
+	}
+	id.Address = r.addresses.client(c)
+	return id, nil
 }
 
 // Anonymous returns the caller by cookie and client address; it does not look at Authorization. Without a valid cookie

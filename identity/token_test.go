@@ -19,12 +19,15 @@ func TestTenantReadsAVerifiedToken(t *testing.T) {
 	t.Parallel()
 	token := sign(goodHeader, `{"iss":"https://issuer.test","aud":["other","sentinel"],"sub":"u1","tenant_id":"t1",
 		"scope":"orders:read  orders:write","exp":1750000060.9,"nbf":1750000000,"iat":1749999990}`, secret256)
-	got, err := newResolver(t).Tenant(bearer("Bearer " + token))
+	c := bearer("Bearer " + token)
+	c.ClientAddress = []string{"203.0.113.7"}
+	got, err := newResolver(t).Tenant(c)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := identity.Identity{
 		Tenant: "t1", Subject: "u1", Scopes: []string{"orders:read", "orders:write"}, Expires: time.Unix(1_750_000_060, 0),
+		Address: "203.0.113.7",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)

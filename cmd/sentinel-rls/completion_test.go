@@ -61,7 +61,7 @@ func TestCompletion(t *testing.T) {
 				{[]string{"sentinel-rls", "diff", "--a"}, []string{"--allow"}},
 				{[]string{"sentinel-rls", "diff", "old", "new", "--a"}, []string{"--allow"}},
 				{[]string{"sentinel-rls", "explain", "--to"}, []string{"--token-file"}},
-				{[]string{"sentinel-rls", "explain", "--he"}, []string{"--help"}},
+				{[]string{"sentinel-rls", "explain", "--hel"}, []string{"--help"}},
 				{[]string{"sentinel-rls", "completion", "b"}, []string{"bash"}},
 				{[]string{"sentinel-rls", "dev", "t"}, []string{"token"}},
 				{[]string{"sentinel-rls", "dev", "token", "--tt"}, []string{"--ttl"}},

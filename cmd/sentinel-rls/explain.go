@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -25,6 +26,9 @@ type explainCommand struct {
 
 	sources
 	caller
+	Header []string `sep:"none" placeholder:"NAME=VALUE" help:"With --endpoint: a request header that may say where the client is, client_address.header or x-forwarded-for; repeatable."`
+	Peer   string   `placeholder:"IP" help:"With --endpoint: the connection's peer as Envoy reports it."`
+
 	Domain string `placeholder:"NAME" help:"What the rate limit filter asks: the domain, with the entries."`
 	Hits   uint64 `placeholder:"N" help:"The request's hits_addend; 0 means 1."`
 	Peek   bool   `help:"Also look at the buckets in Redis, and say what would be answered now."`
@@ -54,6 +58,10 @@ func (c *explainCommand) Validate() error {
 		return errors.New("expected KEY=VALUE entries after --domain")
 	case c.Endpoint != "" && (len(c.Entries) > 0 || c.Hits > 0):
 		return errors.New("entries and --hits go with --domain")
+	case c.Domain != "" && c.located():
+		return errors.New("--header and --peer go with --endpoint: with --domain the address is an entry")
+	case c.Address != "" && c.located():
+		return errors.New("--address is where the client is: leave out --header and --peer")
 	case c.TokenFile == "-" && c.CookieFile == "-":
 		return errors.New("standard input holds one secret only")
 	}
@@ -83,7 +91,7 @@ func (c *explainCommand) Run(env *environment) error {
 	if c.Domain != "" {
 		err = q.ofDescriptors(c)
 	} else {
-		err = q.ofEndpoint(c.caller, env.stdin)
+		err = q.ofEndpoint(c, env.stdin)
 	}
 	if err != nil {
 		return err
@@ -102,6 +110,9 @@ func (c *explainCommand) Run(env *environment) error {
 	}
 	return errors.Join(err, away)
 }
+
+// located reports whether the client's address is to be found out as for a request.
+func (c *explainCommand) located() bool { return len(c.Header) > 0 || c.Peer != "" }
 
 // hasToken reports whether one of the entries is a token that is verified.
 func (c *explainCommand) hasToken(cfg config.Config) bool {
@@ -200,9 +211,14 @@ func (q *question) inspect(key, value string) string {
 }
 
 // ofEndpoint explains what ext_authz asks.
-func (q *question) ofEndpoint(c caller, stdin io.Reader) error {
-	if err := q.identify(c, stdin); err != nil {
+func (q *question) ofEndpoint(c *explainCommand, stdin io.Reader) error {
+	if err := q.identify(c.caller, stdin); err != nil {
 		return err
+	}
+	if c.located() {
+		if err := q.locate(c); err != nil {
+			return err
+		}
 	}
 	engine, err := questioner(q.cfg, q.set, nothing{}, known{q.verifier, q.who}, q.notes)
 	if err != nil {
@@ -249,13 +265,40 @@ func (q *question) identify(c caller, stdin io.Reader) error {
 	return nil
 }
 
+// locate finds out where the client is, as for a request with those headers from that peer.
+func (q *question) locate(c *explainCommand) error {
+	var credentials identity.Credentials
+	if c.Peer != "" {
+		var err error
+		if credentials.Peer, err = netip.ParseAddr(c.Peer); err != nil {
+			return usageError{fmt.Errorf("--peer: %q is no address", c.Peer)}
+		}
+	}
+	for _, h := range c.Header {
+		name, value, ok := strings.Cut(h, "=")
+		switch name = strings.ToLower(name); {
+		case ok && name == q.cfg.ClientAddress.Header:
+			credentials.ClientAddress = append(credentials.ClientAddress, value)
+		case ok && name == "x-forwarded-for":
+			credentials.ForwardedFor = append(credentials.ForwardedFor, value)
+		default:
+			return usageError{fmt.Errorf("--header: expected %s=VALUE or x-forwarded-for=VALUE; tokens and cookies come from files",
+				q.cfg.ClientAddress.Header)}
+		}
+	}
+	step, key := q.verifier.ExplainAddress(credentials)
+	q.report.Identity = append(q.report.Identity, tell([]identity.Step{step})...)
+	q.who.Address = key
+	return nil
+}
+
 func (q *question) identifyToken(c caller, stdin io.Reader) error {
 	token, err := readSecret(stdin, c.TokenFile)
 	if err != nil {
 		return err
 	}
 	steps, id, err := q.verifier.ExplainTenant(identity.Credentials{Authorization: []string{"Bearer " + strings.TrimPrefix(token, "Bearer ")}})
-	q.report.Identity = tell(steps)
+	q.report.Identity = tell(withoutAddress(steps))
 	if err != nil {
 		q.report.Refusal = rls.Unauthenticated
 		if errors.Is(err, identity.ErrBusy) {
@@ -281,9 +324,17 @@ func (q *question) identifyAnonymous(c caller, stdin io.Reader) error {
 	}
 	name := q.cfg.Anonymous.CookieName
 	steps, id := q.verifier.ExplainAnonymous(identity.Credentials{Cookies: []string{name + "=" + strings.TrimPrefix(cookie, name+"=")}})
-	q.report.Identity = tell(steps[:1]) // the other one is the address of a request that there is none of
+	q.report.Identity = tell(withoutAddress(steps))
 	q.who.Cookie = id.Cookie
 	return nil
+}
+
+// withoutAddress leaves out the last step, the address of a request: locate has it, where there is one.
+func withoutAddress(steps []identity.Step) []identity.Step {
+	if last := len(steps) - 1; steps[last].Name == "address" {
+		return steps[:last]
+	}
+	return steps
 }
 
 func tell(steps []identity.Step) (told []reportStep) {

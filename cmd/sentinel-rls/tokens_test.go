@@ -18,7 +18,10 @@ import (
 	"testing"
 	"time"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	authv3 "github.com/envoyproxy/go-control-plane/envoy/service/auth/v3"
 	"github.com/golang-jwt/jwt/v5"
+	"google.golang.org/grpc/codes"
 
 	"github.com/sentinel-rls/sentinel-rls/config"
 	"github.com/sentinel-rls/sentinel-rls/identity"
@@ -204,5 +207,37 @@ func TestAlgorithmsOfTheConfiguration(t *testing.T) {
 	}
 	if !slices.Equal(accepted, identity.Algorithms()) {
 		t.Errorf("jwt.algorithms accepts %v, implemented are %v", accepted, identity.Algorithms())
+	}
+}
+
+// A caller with a token has an address too: limits by client_ip tell two addresses of one tenant apart.
+func TestAddressOfATokensCaller(t *testing.T) {
+	t.Parallel()
+	dir := files(t, map[string]string{
+		"sentinel.yaml": shopConfig, "secret": secret,
+		"policies/shop.yaml": strings.Replace(shopPolicies, "scope: tenant, algorithm: token_bucket, capacity: 10, refill: 0",
+			"scope: client_ip, algorithm: sliding_window, limit: 1, window: 24h", 1),
+	})
+	p := serve(t, nil, "--config", filepath.Join(dir, "sentinel.yaml"))
+	conn := dial(t, p.grpcAddr)
+	ask := func(address string) int {
+		r := checkRequest("orders", token(t, "alice"))
+		headers := r.GetAttributes().GetRequest().GetHttp().GetHeaderMap()
+		headers.Headers = append(headers.Headers, &corev3.HeaderValue{Key: "x-sentinel-client-ip", RawValue: []byte(address)})
+		resp, err := authv3.NewAuthorizationClient(conn).Check(t.Context(), r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return int(resp.GetStatus().GetCode())
+	}
+	for i, step := range []struct {
+		address string
+		want    codes.Code
+	}{
+		{"203.0.113.1", codes.OK}, {"203.0.113.1", codes.ResourceExhausted}, {"203.0.113.2", codes.OK}, {"", codes.OK}, {"nonsense", codes.ResourceExhausted},
+	} {
+		if got := ask(step.address); got != int(step.want) {
+			t.Errorf("step %d, from %q: %d, want %d", i+1, step.address, got, step.want)
+		}
 	}
 }
