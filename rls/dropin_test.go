@@ -1025,7 +1025,7 @@ descriptors:
 		return m.HeapAlloc
 	}
 	more := 1_000_000
-	if testing.Short() {
+	if testing.Short() || raceDetector {
 		more = 100_000
 	}
 	values := 0

@@ -57,7 +57,7 @@ func TestPeekAndResetOfALiveBucket(t *testing.T) {
 			store := testserver.Start(t, kind)
 			dir := shop(t)
 			config := filepath.Join(dir, "sentinel.yaml")
-			p := serve(t, nil, "--config", config, "--redis", store.URL())
+			p := serve(t, []string{"SENTINEL_REDIS_BUDGET=5s"}, "--config", config, "--redis", store.URL())
 			conn := dial(t, p.grpcAddr)
 			bearer := token(t, "acme")
 			for range 10 {

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -19,9 +20,20 @@ import (
 // watched is a directory with a watcher whose time is the bubble's.
 type watched struct {
 	*testing.T
-	dir     string
-	now     chan os.Signal
+	dir string
+	now chan os.Signal
+
+	mu      sync.Mutex
 	applied []string // what was applied: file=content …, or the error
+}
+
+// take returns what was applied since the last call.
+func (w *watched) take() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	applied := w.applied
+	w.applied = nil
+	return applied
 }
 
 // watch runs a watcher that looks every second and waits two seconds for contents to settle.
@@ -34,7 +46,11 @@ func watch(t *testing.T, dir string) *watched {
 	}
 	watcher := policyfile.Watcher{
 		Paths: []string{dir}, Now: w.now, Applied: files,
-		Apply: func(files []descriptors.File, err error) { w.applied = append(w.applied, text(dir, files, err)) },
+		Apply: func(files []descriptors.File, err error) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.applied = append(w.applied, text(dir, files, err))
+		},
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -65,10 +81,9 @@ func (w *watched) pass(d time.Duration, want ...string) {
 	w.Helper()
 	time.Sleep(d)
 	synctest.Wait()
-	if !slices.Equal(w.applied, want) {
-		w.Errorf("after %v applied %q, want %q", d, w.applied, want)
+	if applied := w.take(); !slices.Equal(applied, want) {
+		w.Errorf("after %v applied %q, want %q", d, applied, want)
 	}
-	w.applied = nil
 }
 
 func (w *watched) write(name, data string) { write(w.T, filepath.Join(w.dir, name), data) }
