@@ -116,6 +116,9 @@ type DropInRule struct {
 	detailed bool
 }
 
+// NamesValues reports whether the names of the rule's statistics hold values of requests.
+func (r *DropInRule) NamesValues() bool { return r.dynamic != nil }
+
 // DropInLimit is one limit of a rule.
 type DropInLimit struct {
 	Name       string   // echoed, and what Replaces refers to; empty: none

@@ -3,6 +3,7 @@ package envoy
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"log/slog"
 	"net"
@@ -11,6 +12,8 @@ import (
 	authv3 "github.com/envoyproxy/go-control-plane/envoy/service/auth/v3"
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
@@ -44,6 +47,8 @@ type Config struct {
 	// OmitRateLimitHeaders leaves RateLimit-Limit, -Remaining and -Reset out of ext_authz answers. In the ratelimit filter
 	// Envoy's enable_x_ratelimit_headers decides.
 	OmitRateLimitHeaders bool
+	// TLS encrypts the port; nil: plain text.
+	TLS *tls.Config
 	// Reflection serves gRPC reflection, for grpcurl. Off in production: it tells strangers what they may call.
 	Reflection bool
 
@@ -135,7 +140,12 @@ func (cfg *Config) check() error {
 
 func (cfg *Config) options() []grpc.ServerOption {
 	window := cmp.Or(cfg.WindowBytes, 1<<20)
+	security := insecure.NewCredentials()
+	if cfg.TLS != nil {
+		security = credentials.NewTLS(cfg.TLS)
+	}
 	return []grpc.ServerOption{
+		grpc.Creds(security),
 		grpc.MaxRecvMsgSize(cmp.Or(cfg.MaxMessageBytes, 4<<20)),
 		grpc.MaxHeaderListSize(maxHeaderListBytes),
 		grpc.MaxConcurrentStreams(cmp.Or(cfg.MaxConcurrentStreams, 1024)),
@@ -172,13 +182,18 @@ func (s *Server) ShouldRateLimit(ctx context.Context, req *rlsv3.RateLimitReques
 // SetServing sets what gRPC health answers for the empty name and for both services. Questions are answered either way:
 // NOT_SERVING asks Envoy to go elsewhere, and it takes up to a health interval and a second to do so.
 func (s *Server) SetServing(serving bool) {
+	for _, name := range healthNames {
+		s.SetHealth(name, serving)
+	}
+}
+
+// SetHealth sets what gRPC health answers for one more name.
+func (s *Server) SetHealth(name string, serving bool) {
 	status := healthv1.HealthCheckResponse_NOT_SERVING
 	if serving {
 		status = healthv1.HealthCheckResponse_SERVING
 	}
-	for _, name := range healthNames {
-		s.health.SetServingStatus(name, status)
-	}
+	s.health.SetServingStatus(name, status)
 }
 
 // Serve answers on l until Shutdown, which makes it return nil, or until l fails. It closes l.

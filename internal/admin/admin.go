@@ -93,14 +93,19 @@ func New(cfg Config) *Server { return &Server{cfg: cfg, token: sha256.Sum256([]b
 
 // Run serves on l until ctx is done, then lets requests in flight finish for at most a second. It closes l.
 func (s *Server) Run(ctx context.Context, l net.Listener) error {
+	return Serve(ctx, l, s.Handler(), s.cfg.Log)
+}
+
+// Serve is Run for any handler, within the same bounds.
+func Serve(ctx context.Context, l net.Listener, handler http.Handler, log *slog.Logger) error {
 	server := &http.Server{
-		Handler:           s.Handler(),
+		Handler:           handler,
 		ReadHeaderTimeout: readHeaderTimeout,
 		ReadTimeout:       readTimeout,
 		WriteTimeout:      writeTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeaderBytes,
-		ErrorLog:          slog.NewLogLogger(s.cfg.Log.Handler(), slog.LevelDebug),
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(netutil.LimitListener(l, maxConnections)) }()
@@ -129,7 +134,7 @@ func (s *Server) Handler() http.Handler {
 		MaxRequestsInFlight: maxScrapes,
 	}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, http.StatusOK, map[string]string{"status": "alive"})
+		WriteJSON(w, http.StatusOK, map[string]string{"status": "alive"})
 	})
 	mux.HandleFunc("GET /readyz", s.readyz)
 	mux.HandleFunc("GET /policies", s.guarded(s.policies))
@@ -147,19 +152,19 @@ func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
 	if !ready {
 		code = http.StatusServiceUnavailable
 	}
-	writeJSON(w, code, status)
+	WriteJSON(w, code, status)
 }
 
 func (s *Server) policies(w http.ResponseWriter, _ *http.Request) {
 	p := s.cfg.Policies()
 	if p == nil {
-		writeJSON(w, http.StatusServiceUnavailable, map[string]string{"error": "no policies are loaded yet"})
+		WriteJSON(w, http.StatusServiceUnavailable, map[string]string{"error": "no policies are loaded yet"})
 		return
 	}
 	shown := *p
 	denied := s.cfg.Denied()
 	shown.Denied = &denied
-	writeJSON(w, http.StatusOK, shown)
+	WriteJSON(w, http.StatusOK, shown)
 }
 
 // guarded lets callers on the same machine and callers with the token through.
@@ -167,7 +172,7 @@ func (s *Server) guarded(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if !fromLoopback(r) && !s.hasToken(r) {
 			w.Header().Set("WWW-Authenticate", `Bearer realm="sentinel-rls admin"`)
-			writeJSON(w, http.StatusUnauthorized, map[string]string{
+			WriteJSON(w, http.StatusUnauthorized, map[string]string{
 				"error": "answers on a loopback address, or elsewhere with the token of admin.token_file",
 			})
 			return
@@ -212,7 +217,8 @@ func loopbackName(hostport string) bool {
 	return err == nil && addr.Unmap().IsLoopback()
 }
 
-func writeJSON(w http.ResponseWriter, code int, body any) {
+// WriteJSON answers with a JSON body that no one may keep.
+func WriteJSON(w http.ResponseWriter, code int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("X-Content-Type-Options", "nosniff")

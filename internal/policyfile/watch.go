@@ -24,6 +24,9 @@ const unsettled = 30
 type Watcher struct {
 	Paths []string // as for Read
 
+	// Read returns the files instead of Read of Paths; nil: that.
+	Read func() ([]descriptors.File, error)
+
 	// Every is the time between two looks; DefaultEvery when 0.
 	Every time.Duration
 	// Settle is how long every look must have shown the same before it is applied, so that a file that is still being
@@ -49,6 +52,10 @@ func (w *Watcher) Run(ctx context.Context) error {
 	if settle == 0 {
 		settle = DefaultSettle
 	}
+	read := w.Read
+	if read == nil {
+		read = func() ([]descriptors.File, error) { return Read(w.Paths) }
+	}
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
 	seen := newLook(w.Applied, nil)
@@ -59,9 +66,9 @@ func (w *Watcher) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-w.Now:
-			seen = steady(w.Paths)
+			seen = steady(read)
 		case <-ticker.C:
-			now := lookAt(w.Paths)
+			now := newLook(read())
 			if now.sum != seen.sum {
 				seen, since = now, time.Now()
 			}
@@ -86,8 +93,6 @@ type look struct {
 	sum   [sha256.Size]byte
 }
 
-func lookAt(paths []string) look { return newLook(Read(paths)) }
-
 func newLook(files []descriptors.File, err error) look {
 	l := look{files: files, err: err}
 	h := sha256.New()
@@ -111,10 +116,10 @@ const steadyLooks = 10
 
 // steady looks until two looks in a row show the same: reading several files is not atomic, and a directory that is
 // swapped in the middle would show files of both.
-func steady(paths []string) look {
-	last := lookAt(paths)
+func steady(read func() ([]descriptors.File, error)) look {
+	last := newLook(read())
 	for range steadyLooks {
-		next := lookAt(paths)
+		next := newLook(read())
 		if next.sum == last.sum {
 			break
 		}
@@ -125,6 +130,11 @@ func steady(paths []string) look {
 
 // ReadSteady is Read for files that may be replaced just now: two reads in a row must give the same, for at most ten reads.
 func ReadSteady(paths []string) ([]descriptors.File, error) {
-	l := steady(paths)
+	return Steady(func() ([]descriptors.File, error) { return Read(paths) })
+}
+
+// Steady is ReadSteady for another way to read.
+func Steady(read func() ([]descriptors.File, error)) ([]descriptors.File, error) {
+	l := steady(read)
 	return l.files, l.err
 }

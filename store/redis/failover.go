@@ -65,7 +65,7 @@ type sentinels struct {
 
 func newSentinels(s *Store) *sentinels {
 	all := &sentinels{master: s.master}
-	who := login{s.SentinelUsername, "", s.SentinelPasswordFile}
+	who := login{s.SentinelUsername, s.SentinelPassword, s.SentinelPasswordFile}
 	for _, addr := range s.addresses {
 		d := newDialer("tcp", addr, s.tlsConfig(), func(int) {}) // the connections that are counted are the store's
 		o := s.options(d, who)

@@ -98,7 +98,7 @@ func (c Config) settings() (*settings, error) {
 	if c.TLS != nil && !t.tls {
 		return nil, errors.New("redis store: TLS is configured, but the URL does not start with rediss")
 	}
-	if t.topology != failover && (c.SentinelUsername != "" || c.SentinelPasswordFile != "") {
+	if t.topology != failover && (c.SentinelUsername != "" || c.SentinelPassword != "" || c.SentinelPasswordFile != "") {
 		return nil, errors.New("redis store: there are credentials for sentinels, but the URL does not name any")
 	}
 	return &settings{Config: c, target: t}, nil

@@ -49,8 +49,10 @@ type Config struct {
 	// change without a restart. Empty: the URL's password, or none.
 	PasswordFile string
 
-	// SentinelUsername and SentinelPasswordFile are what Username and PasswordFile are, towards the sentinels.
+	// SentinelUsername and SentinelPasswordFile are what Username and PasswordFile are, towards the sentinels, and
+	// SentinelPassword is the password where there is no file.
 	SentinelUsername     string
+	SentinelPassword     string
 	SentinelPasswordFile string
 
 	// TLS is how servers are verified with rediss; nil: by the system's certificate authorities and the host that is
