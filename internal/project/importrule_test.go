@@ -35,6 +35,10 @@ var allowed = map[string][]string{
 		"rls", "identity", "github.com/envoyproxy/go-control-plane", "google.golang.org/grpc",
 		"google.golang.org/protobuf", "google.golang.org/genproto/googleapis/rpc",
 	},
+	"xds": {
+		"descriptors", "github.com/envoyproxy/go-control-plane", "google.golang.org/grpc", "google.golang.org/protobuf",
+		"google.golang.org/genproto/googleapis/rpc",
+	},
 	"config": {"go.yaml.in/yaml/v4"},
 }
 
