@@ -55,6 +55,11 @@ parity: servers ## Scripts against the Go rules on real servers (CHECKS=3000 SEE
 cases: servers ## Each fault case: its test and result, or why it does not apply
 	go run ./test/cases
 
+.PHONY: conformance
+conformance: build ## Every shared scenario of envoyproxy/ratelimit against bin/sentinel-rls compat, over gRPC and /json
+	test/dropin/conformance bin/sentinel-rls
+	go test -run 'TestCompatConformance|TestJSONAgreesWithGRPC' -count=1 ./cmd/sentinel-rls
+
 .PHONY: start
 start: servers ## Time from the start of the process to gRPC health SERVING (ARGS='-n 50 -check')
 	go run ./test/start $(ARGS)
@@ -78,7 +83,7 @@ lint: ## vet, go fix, staticcheck, gofumpt, tidy, import rule, shell syntax
 	cd test/containers && go vet . && go fix -diff . && go tool -modfile=../../tools/go.mod staticcheck .
 	@unformatted=$$(go tool -modfile=tools/go.mod gofumpt -l .); \
 	if [ -n "$$unformatted" ]; then printf 'not gofumpt-formatted:\n%s\n' "$$unformatted" >&2; exit 1; fi
-	for script in .ci/run tools/fetch test/lab/*; do bash -n $$script; done
+	for script in .ci/run tools/fetch test/lab/* test/dropin/conformance; do bash -n $$script; done
 	go test -count=1 ./internal/project
 
 .PHONY: tools

@@ -55,6 +55,7 @@ type commandLine struct {
 	Diff        diffCommand        `cmd:"" help:"Say what changes for whom between two sets of policies."`
 	Reset       resetCommand       `cmd:"" help:"Give one caller of one endpoint full buckets again."`
 	Top         topCommand         `cmd:"" help:"Show whom a running server denies most, and where."`
+	Compat      compatCommand      `cmd:"" help:"Stand in for envoyproxy/ratelimit: its environment, ports and answers."`
 	Healthcheck healthcheckCommand `cmd:"" help:"Ask a running server for its gRPC health, as containers do."`
 	Completion  completionCommand  `cmd:"" help:"Print a completion script for a shell."`
 	Version     versionCommand     `cmd:"" help:"Print the version."`

@@ -29,12 +29,16 @@ const maxProblems = 20
 // log, metrics, /readyz and /policies say so until the files are good again. Only one goroutine at a time may change it;
 // any may ask what is shown.
 type livePolicies struct {
-	cfg      config.Config
-	engine   *rls.Engine
-	recorder *telemetry.Recorder
-	log      *slog.Logger
+	cfg        config.Config
+	dropIn     descriptors.DropInOptions
+	mayBeEmpty bool // no files mean no limits; false: they are a mistake
+	engine     *rls.Engine
+	recorder   *telemetry.Recorder
+	log        *slog.Logger
+	outcome    func(error) // told what became of each set that was applied; nil: nobody is
 
 	active *descriptors.Set
+	set    atomic.Pointer[descriptors.Set] // active, for others; nil: none yet
 	shown  atomic.Pointer[admin.Policies]
 }
 
@@ -46,6 +50,7 @@ func (l *livePolicies) use(set *descriptors.Set) error {
 	shown := describe(set, time.Now())
 	l.recorder.PoliciesLoaded(telemetry.Policies{Hash: shown.Hash, Loaded: shown.Loaded, Endpoints: labels(set)})
 	l.active = set
+	l.set.Store(set)
 	l.shown.Store(shown)
 	return nil
 }
@@ -59,33 +64,50 @@ func (l *livePolicies) degraded() []string {
 }
 
 // apply takes what was read of the files, or why nothing could be read.
-func (l *livePolicies) apply(files []descriptors.File, err error) {
+func (l *livePolicies) apply(files []descriptors.File, err error) { _ = l.load(files, err) }
+
+// load is apply, and returns why the set was refused.
+func (l *livePolicies) load(files []descriptors.File, err error) error {
+	if err == nil {
+		err = l.replace(files)
+	}
 	if err != nil {
 		l.refuse(err)
-		return
 	}
+	if l.outcome != nil {
+		l.outcome(err)
+	}
+	return err
+}
+
+// replace makes the set of files the active one, unless it is that already.
+func (l *livePolicies) replace(files []descriptors.File) error {
 	set, err := l.check(files)
 	if err != nil {
-		l.refuse(err)
-		return
+		return err
 	}
-	if set.Hash() == l.active.Hash() && slices.Equal(fileNames(set), l.shown.Load().Files) {
+	if l.set.Load() != nil && set.Hash() == l.active.Hash() && slices.Equal(fileNames(set), l.shown.Load().Files) {
 		l.unchanged()
-		return
+		return nil
 	}
 	if err := l.use(set); err != nil {
-		l.refuse(err)
-		return
+		return err
 	}
 	l.recorder.PoliciesReloaded()
 	warnOfPolicies(l.log, set)
 	shown := l.shown.Load()
 	l.log.Info("policies loaded", "hash", shown.Hash, "files", len(shown.Files), "endpoints", len(shown.Endpoints))
+	return nil
 }
 
 // check returns the set of files, when it may follow the active one.
 func (l *livePolicies) check(files []descriptors.File) (*descriptors.Set, error) {
-	set, err := descriptors.Parse(files, policyOptions(l.cfg))
+	opts := policyOptions(l.cfg)
+	opts.DropIn = l.dropIn
+	if len(files) == 0 && l.mayBeEmpty {
+		return new(descriptors.Set), nil
+	}
+	set, err := descriptors.Parse(files, opts)
 	if err != nil {
 		return nil, err
 	}

@@ -251,23 +251,28 @@ func (p *program) tellStart(grpc, admin net.Addr) {
 func (p *program) serveGRPC(ctx context.Context, l net.Listener) error {
 	served := make(chan error, 1)
 	go func() { served <- p.grpc.Serve(l) }()
+	return drainGRPC(ctx, p.grpc, served, p.cfg.Shutdown, p.health.Stopping, p.log)
+}
+
+// drainGRPC waits until ctx is done or serving ended, which served receives, and stops as serveGRPC says.
+func drainGRPC(ctx context.Context, server *envoy.Server, served <-chan error, cfg config.Shutdown, stopping func(), log *slog.Logger) error {
 	select {
 	case err := <-served:
 		return err
 	case <-ctx.Done():
 	}
-	p.health.Stopping()
-	noticed := time.NewTimer(p.cfg.Shutdown.DrainDelay)
+	stopping()
+	noticed := time.NewTimer(cfg.DrainDelay)
 	defer noticed.Stop()
 	select {
 	case err := <-served:
 		return err
 	case <-noticed.C:
 	}
-	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.cfg.Shutdown.Grace)
+	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), cfg.Grace)
 	defer cancel()
-	if err := p.grpc.Shutdown(grace); err != nil {
-		p.log.Warn("calls were cut off at the end of shutdown.grace", "grace", p.cfg.Shutdown.Grace)
+	if err := server.Shutdown(grace); err != nil {
+		log.Warn("calls were cut off at the end of shutdown.grace", "grace", cfg.Grace)
 	}
 	return <-served
 }

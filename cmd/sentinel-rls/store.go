@@ -53,11 +53,19 @@ func newRedisStore(cfg config.Config, recorder *telemetry.Recorder, log *slog.Lo
 	if err != nil {
 		return store{}, invalidError{err}
 	}
-	s, err := redis.New(c)
+	s, err := redisStore(c, log)
+	if err == nil {
+		recorder.WatchBreaker(s.breakerState)
+	}
+	return s, err
+}
+
+// redisStore returns one Redis as a store.
+func redisStore(cfg redis.Config, log *slog.Logger) (store, error) {
+	s, err := redis.New(cfg)
 	if err != nil {
 		return store{}, invalidError{err}
 	}
-	recorder.WatchBreaker(s.BreakerState)
 	return store{
 		Store: s, name: "redis", breakerState: s.BreakerState, degraded: s.Degraded,
 		parts: []tiers.Part{{Name: "redis", Run: s.Run}},
