@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"net/http"
 	"os"
 	osexec "os/exec"
@@ -16,8 +17,6 @@ import (
 
 	"github.com/golang-jwt/jwt/v5"
 	"github.com/moby/moby/client"
-
-	"github.com/sentinel-rls/sentinel-rls/internal/testserver"
 )
 
 // maxFirst429 is how long `docker compose up` to the first 429 may take with all images present.
@@ -147,13 +146,15 @@ func readmeCommands(t *testing.T) []string {
 	return lines
 }
 
+// freePort returns a loopback port that nothing listened on a moment ago.
 func freePort(t *testing.T) string {
 	t.Helper()
-	port, err := testserver.FreePort()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return fmt.Sprint(port)
+	defer l.Close()
+	return fmt.Sprint(l.Addr().(*net.TCPAddr).Port)
 }
 
 // sh runs documented commands on this stack's ports and returns what they printed.
