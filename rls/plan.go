@@ -17,7 +17,9 @@ type plan struct {
 
 	// Room for the common request, so that it needs no slices of its own.
 	askRoom    [1]ask
-	slotRoom   [4]slot
+	slotRoom   [2]slot
+	needRoom   [2]need // the enforced part's, as is groupRoom
+	groupRoom  [2]Take
 	statusRoom [1]Status
 	groups     [2]Group
 }
@@ -60,8 +62,6 @@ type part struct {
 
 	index map[string]int // key → need, once there are more than a few
 
-	needRoom  [4]need
-	groupRoom [4]Take
 }
 
 // fewNeeds is how many needs are searched one by one.
@@ -94,10 +94,8 @@ func newPlan() *plan {
 	p := new(plan)
 	p.asks = p.askRoom[:0]
 	p.slots = p.slotRoom[:0]
-	for _, h := range []*part{&p.enforce, &p.shadow} {
-		h.needs = h.needRoom[:0]
-		h.group = h.groupRoom[:0]
-	}
+	p.enforce.needs = p.needRoom[:0]
+	p.enforce.group = p.groupRoom[:0]
 	return p
 }
 
