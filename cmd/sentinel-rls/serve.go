@@ -37,6 +37,7 @@ type serveCommand struct {
 
 // Run serves until the context is done.
 func (c *serveCommand) Run(env *environment) error {
+	tuneCollector(env.variables)
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP) // before anything else: a hangup must not end a process that is starting
 	defer signal.Stop(hangups)
