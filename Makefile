@@ -47,6 +47,10 @@ reload: ## 500 calls a second for a minute while the policies change every 100 m
 flood: servers ## Forged tokens of unknown keys beside valid callers (ARGS=… for the program)
 	go run ./test/flood $(ARGS)
 
+.PHONY: sizing
+sizing: servers ## Bytes of Redis' and Valkey's memory that one bucket takes
+	go run ./test/sizing $(ARGS)
+
 .PHONY: parity
 parity: servers ## Scripts against the Go rules on real servers (CHECKS=3000 SEED=n)
 	PARITY_CHECKS='$(CHECKS)' PARITY_SEED='$(SEED)' go test -run TestParity -v -count=1 -timeout 60m ./lua/

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/net/netutil"
 
 	"github.com/sentinel-rls/sentinel-rls/config"
 	"github.com/sentinel-rls/sentinel-rls/descriptors"
@@ -54,6 +55,7 @@ func (c *serveCommand) Run(env *environment) error {
 	if err != nil {
 		return err
 	}
+	p.memoryLimit = limitMemory(env.variables, cgroupRoot)
 	return p.run(env.ctx, hangups)
 }
 
@@ -85,6 +87,9 @@ const (
 	sinksBound    = 2 * time.Second
 	adminBound    = 2 * time.Second
 	stopMargin    = 2 * time.Second // on top of what a part's own stop may take
+
+	// maxConnections is how many connections Envoys may have to the gRPC port. Further ones wait to be accepted.
+	maxConnections = 16_384
 )
 
 // program is the assembled process.
@@ -99,6 +104,8 @@ type program struct {
 	health    *admin.Health
 	grpc      *envoy.Server
 	admin     *admin.Server
+
+	memoryLimit int64 // of the Go runtime, in bytes; 0: none
 }
 
 // assemble puts the parts together and starts none of them.
@@ -181,6 +188,7 @@ func (p *program) run(ctx context.Context, hangups <-chan os.Signal) error {
 	if err != nil {
 		return err
 	}
+	grpcListener = netutil.LimitListener(grpcListener, maxConnections)
 	adminListener, err := listen(ctx, p.cfg.Admin.Address, "--admin", "admin.address")
 	if err != nil {
 		return errors.Join(err, grpcListener.Close())
@@ -244,7 +252,7 @@ func (p *program) tellStart(grpc, admin net.Addr) {
 	warnOfPolicies(p.log, p.policies)
 	build := telemetry.ReadBuild(version)
 	p.log.Info("serving", "version", build.Version, "grpc", grpc.String(), "admin", admin.String(), "store", p.store.name,
-		"policies", p.policies.Hash())
+		"policies", p.policies.Hash(), "memory_limit_bytes", p.memoryLimit)
 }
 
 // serveGRPC answers Envoy until ctx is done. Then it says NOT_SERVING and goes on answering for the drain delay, since

@@ -5,8 +5,11 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"io"
+	"log"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -258,6 +261,23 @@ func TestPortInUseIsOneLine(t *testing.T) {
 		if code != exitFailure || stderr.String() != want || stdout.String() != "" {
 			t.Errorf("%s: exit code %d, stdout %q, stderr %q, want %d and %q", flag, code, stdout.String(), stderr.String(), exitFailure, want)
 		}
+	}
+}
+
+// A certificate that nobody vouches for is one line of the log, and no reason to refuse Envoy its answers.
+func TestBadCertificateIsOneLine(t *testing.T) {
+	t.Parallel()
+	impostor := httptest.NewUnstartedServer(http.NotFoundHandler())
+	impostor.Config.ErrorLog = log.New(io.Discard, "", 0)
+	impostor.StartTLS()
+	defer impostor.Close()
+	p := serve(t, nil, "--config", filepath.Join(shop(t), "sentinel.yaml"), "--redis", "rediss://"+impostor.Listener.Addr().String())
+	record, ok := logRecord(p.log(), "redis does not answer: fail modes decide until it does")
+	if problem := fmt.Sprint(record["error"]); !ok || !strings.Contains(problem, "certificate signed by unknown authority") || strings.Contains(problem, "\n") {
+		t.Errorf("the log says %v:\n%s", record, p.log())
+	}
+	if got := check(t, dial(t, p.grpcAddr), "orders", token(t, "acme")); got != http.StatusServiceUnavailable {
+		t.Errorf("fail_closed answers %d, want 503", got)
 	}
 }
 
