@@ -26,9 +26,9 @@ var (
 	areas  = []string{"config", "cookie", "ext_authz", "headers", "ip", "jwt", "lua", "metrics", "rls"}
 	single = []string{
 		"DP-02", "DP-05",
-		"EA-01", "EA-05", "EA-10", "EA-15",
+		"EA-01", "EA-05", "EA-10", "EA-13", "EA-15",
 		"RLS-24",
-		"SEC-03", "SEC-04",
+		"SEC-03", "SEC-04", "SEC-05",
 	}
 )
 
