@@ -28,7 +28,6 @@ type reloading struct {
 	process *testserver.Process
 	dir     string // of the policies
 	conn    *grpc.ClientConn
-	hangups int
 }
 
 func startReloading(t *testing.T, env ...string) *reloading {

@@ -79,8 +79,9 @@ func (c *cluster) run(ctx context.Context) error {
 	}
 	c.mu.Unlock()
 	c.follow(ctx)
-	c.mu.Lock()   // whoever holds it from now on finds ctx done
-	c.mu.Unlock() //nolint:staticcheck // an empty critical section is what is meant
+	c.mu.Lock() // whoever holds it from now on finds ctx done
+	//lint:ignore SA2001 an empty critical section is what is meant
+	c.mu.Unlock()
 	c.undoing.Wait()
 	c.running.Wait()
 	var errs []error
@@ -210,6 +211,7 @@ func (c *cluster) refresh(ctx context.Context) error {
 func (n *node) layout(ctx context.Context) ([]redis.ClusterSlot, error) {
 	ctx, cancel := context.WithTimeout(ctx, max(layoutTimeout, n.Budget))
 	defer cancel()
+	//lint:ignore SA1019 CLUSTER SHARDS came with Redis 7, and 6.2 is served too
 	return n.client.ClusterSlots(ctx).Result()
 }
 
