@@ -146,7 +146,7 @@ func (a *addresses) explain(c Credentials) (key, detail string) {
 	case FromForwardedFor:
 		detail = a.explainForwardedFor(c)
 	default:
-		detail = fmt.Sprintf("the address header, %d times, as %q", len(c.ClientAddress), clip(strings.Join(c.ClientAddress, ", ")))
+		detail = fmt.Sprintf("the address header, %s, as %q", times(len(c.ClientAddress)), clip(strings.Join(c.ClientAddress, ", ")))
 	}
 	if key == "" {
 		return "", detail + ": no usable address, so the bucket that all such callers share"
@@ -166,6 +166,17 @@ func (a *addresses) explainForwardedFor(c Credentials) string {
 		return fmt.Sprintf("the peer %s is a trusted proxy, but X-Forwarded-For has no address at place %d from the right", peer, a.hops)
 	}
 	return fmt.Sprintf("the peer %s is a trusted proxy, and X-Forwarded-For has the client at place %d from the right", peer, a.hops)
+}
+
+// times says how often a header stood in a request.
+func times(n int) string {
+	switch n {
+	case 0:
+		return "missing"
+	case 1:
+		return "once"
+	}
+	return fmt.Sprint(n, " times")
 }
 
 func peerText(peer netip.Addr) string {
