@@ -109,6 +109,18 @@ func TestCommandsOfTheManualExist(t *testing.T) {
 	}
 }
 
+// leafCommands returns the commands that can be run, in their order.
+func leafCommands(n *kong.Node) []*kong.Node {
+	if n.Leaf() {
+		return []*kong.Node{n}
+	}
+	var leaves []*kong.Node
+	for _, child := range n.Children {
+		leaves = append(leaves, leafCommands(child)...)
+	}
+	return leaves
+}
+
 // code returns what stands in blocks and between backquotes, a line each.
 func code(text string) string {
 	var b strings.Builder

@@ -55,18 +55,6 @@ func cliManual() string {
 	return b.String()
 }
 
-// leafCommands returns the commands that can be run, in their order.
-func leafCommands(n *kong.Node) []*kong.Node {
-	if n.Leaf() {
-		return []*kong.Node{n}
-	}
-	var leaves []*kong.Node
-	for _, child := range n.Children {
-		leaves = append(leaves, leafCommands(child)...)
-	}
-	return leaves
-}
-
 // name returns a command without the program's name.
 func name(c *kong.Node) string { return strings.TrimPrefix(c.FullPath(), "sentinel-rls ") }
 
