@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"io"
 	"math/big"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -26,13 +27,16 @@ import (
 	"time"
 
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	configv3 "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
 	"github.com/redis/go-redis/v9"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/sentinel-rls/sentinel-rls/internal/testserver"
 )
@@ -332,6 +336,55 @@ func TestCompatRedis(t *testing.T) {
 	if strings.Contains(in.log(), "hunter2") {
 		t.Error("the log shows the password")
 	}
+}
+
+// The other ways to reach Redis, by that service's names.
+func TestCompatRedisTypes(t *testing.T) {
+	t.Parallel()
+	root := files(t, map[string]string{"config/shop.yaml": compatFile})
+	ask := func(t *testing.T, env ...string) {
+		t.Helper()
+		in := compatServing(t, append(env, "RUNTIME_ROOT="+root)...)
+		conn := dial(t, in.grpcAddr)
+		for i, want := range []bool{false, false, false, true} {
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			resp, err := rlsv3.NewRateLimitServiceClient(conn).ShouldRateLimit(ctx, asking("shop", "plan", "x"))
+			cancel()
+			if err != nil || (resp.GetOverallCode() == rlsv3.RateLimitResponse_OVER_LIMIT) != want {
+				t.Errorf("question %d: %v, %v", i, resp, err)
+			}
+		}
+		if _, text := get(t, in.instance, "/readyz"); !strings.Contains(text, `"degraded":[]`) {
+			t.Errorf("/readyz: %s\n%s", text, in.log())
+		}
+	}
+	t.Run("cluster", func(t *testing.T) {
+		t.Parallel()
+		_, hosts, _ := strings.Cut(testserver.StartCluster(t, testserver.Redis).URL(), "://")
+		ask(t, "REDIS_TYPE=CLUSTER", "REDIS_URL="+hosts)
+	})
+	t.Run("sentinel", func(t *testing.T) {
+		t.Parallel()
+		_, where, _ := strings.Cut(testserver.StartSentinelSet(t, testserver.Redis).URL(), "://")
+		hosts, master, _ := strings.Cut(where, "/")
+		ask(t, "REDIS_TYPE=SENTINEL", "REDIS_URL="+master+","+hosts)
+	})
+	t.Run("tls", func(t *testing.T) {
+		t.Parallel()
+		certs, err := testserver.MakeCertificates(t.TempDir())
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := testserver.Start(t, testserver.Redis, testserver.WithTLS(certs))
+		for _, anyHost := range []string{"false", "true"} {
+			ask(t, "REDIS_SOCKET_TYPE=tcp", "REDIS_URL="+s.Addr(), "REDIS_TLS=true", "REDIS_TLS_CACERT="+certs.CA, "CACHE_KEY_PREFIX="+anyHost+":",
+				"REDIS_TLS_CLIENT_CERT="+certs.ClientCert, "REDIS_TLS_CLIENT_KEY="+certs.ClientKey, "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION="+anyHost)
+		}
+	})
+	t.Run("socket", func(t *testing.T) {
+		t.Parallel()
+		ask(t, "REDIS_URL="+testserver.Start(t, testserver.Redis, testserver.OnSocket()).Addr())
+	})
 }
 
 // certificate writes a certificate for name, signed by itself, and its key.
@@ -650,6 +703,103 @@ func TestCompatRefusesToStart(t *testing.T) {
 		code := run(t.Context(), []string{"compat"}, append(slices.Clone(c.env), "PORT=0", "GRPC_PORT=0", "DEBUG_PORT=0"), &stdout, &stderr)
 		if code != exitInvalid || !strings.Contains(stderr.String(), c.want) {
 			t.Errorf("%v: exit code %d, %s; want %d and %s", c.env, code, stderr.String(), exitInvalid, c.want)
+		}
+	}
+}
+
+// A control plane's limits reach the process, which is asked for no calls before they have come.
+func TestCompatControlPlane(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	cert, key := certificate(t, dir, "cp", "control.example")
+	client, clientKey := certificate(t, dir, "rls", "rls.example")
+	pair, err := tls.LoadX509KeyPair(cert, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	trusted := x509.NewCertPool()
+	text, err := os.ReadFile(client)
+	if err != nil || !trusted.AppendCertsFromPEM(text) {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cp := &oneAnswer{send: make(chan *discoveryv3.DiscoveryResponse), got: make(chan *discoveryv3.DiscoveryRequest, 10)}
+	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{
+		Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: trusted,
+	})))
+	discoveryv3.RegisterAggregatedDiscoveryServiceServer(server, cp)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	t.Cleanup(func() {
+		server.Stop()
+		<-served
+	})
+	in := compatServing(t, "BACKEND_TYPE=memory", "CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_URL="+l.Addr().String(),
+		"CONFIG_GRPC_XDS_NODE_ID=me", "CONFIG_GRPC_XDS_SERVER_USE_TLS=true", "CONFIG_GRPC_XDS_CLIENT_TLS_CERT="+client,
+		"CONFIG_GRPC_XDS_CLIENT_TLS_KEY="+clientKey, "CONFIG_GRPC_XDS_SERVER_TLS_CACERT="+cert, "CONFIG_GRPC_XDS_SERVER_TLS_SAN=control.example")
+	if hello := <-cp.got; hello.GetNode().GetId() != "me" {
+		t.Errorf("the node is %v", hello.GetNode())
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	conn := dial(t, in.grpcAddr)
+	if _, err := rlsv3.NewRateLimitServiceClient(conn).ShouldRateLimit(ctx, asking("shop", "plan", "gold"), grpc.WaitForReady(true)); err == nil {
+		t.Error("a call was answered before there were limits")
+	}
+	push := func(version string, perUnit uint32, unit configv3.RateLimitUnit) *discoveryv3.DiscoveryRequest {
+		t.Helper()
+		resource, err := anypb.New(&configv3.RateLimitConfig{Name: "shop", Domain: "shop", Descriptors: []*configv3.RateLimitDescriptor{{
+			Key: "plan", RateLimit: &configv3.RateLimitPolicy{Unit: unit, RequestsPerUnit: perUnit},
+		}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cp.send <- &discoveryv3.DiscoveryResponse{VersionInfo: version, TypeUrl: resource.GetTypeUrl(), Nonce: version, Resources: []*anypb.Any{resource}}
+		return <-cp.got
+	}
+	if ack := push("1", 40, configv3.RateLimitUnit_HOUR); ack.GetErrorDetail() != nil {
+		t.Fatalf("version 1: %v", ack)
+	}
+	eventually(t, "the limits of version 1", func() bool { got, _ := limitOf(t, conn, asking("shop", "plan", "gold")); return got == 40 })
+	if nack := push("2", 50, 99); nack.GetErrorDetail() == nil || nack.GetVersionInfo() != "1" {
+		t.Errorf("version 2: %v", nack)
+	}
+	if got, _ := limitOf(t, conn, asking("shop", "plan", "gold")); got != 40 {
+		t.Errorf("after a refused version: %d", got)
+	}
+	if _, text := get(t, in.instance, "/xds"); !strings.Contains(text, `"active_version":"1"`) || !strings.Contains(text, `"rejected_version":"2"`) || !strings.Contains(text, "invalid rate limit unit") {
+		t.Errorf("/xds: %s", text)
+	}
+	_, stats := get(t, in.instance, "/stats")
+	if !strings.Contains(stats, "config_load_success: 1\n") || !strings.Contains(stats, "config_load_error: 1\n") {
+		t.Errorf("/stats:\n%.300s", stats)
+	}
+}
+
+// oneAnswer is an aggregated discovery service that sends what a test does.
+type oneAnswer struct {
+	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
+	send chan *discoveryv3.DiscoveryResponse
+	got  chan *discoveryv3.DiscoveryRequest
+}
+
+func (s *oneAnswer) StreamAggregatedResources(stream grpc.BidiStreamingServer[discoveryv3.DiscoveryRequest, discoveryv3.DiscoveryResponse]) error {
+	for {
+		r, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		s.got <- r
+		select {
+		case <-stream.Context().Done():
+			return stream.Context().Err()
+		case resp := <-s.send:
+			if err := stream.Send(resp); err != nil {
+				return err
+			}
 		}
 	}
 }
