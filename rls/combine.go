@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/sentinel-rls/sentinel-rls/algorithms"
@@ -209,9 +210,10 @@ func (p *plan) emergencyAsks() (asks []emergencyAsk, bucketOf []int) {
 			j++
 		}
 		if j == len(asks) {
-			asks = append(asks, emergencyAsk{
-				bucket: a.state.emergency, caller: a.caller(), op: op, cost: cost,
-			})
+			asks = append(asks, emergencyAsk{bucket: a.state.emergency, op: op, cost: cost})
+		}
+		if caller, ok := a.caller(); ok && !slices.Contains(asks[j].callers, caller) {
+			asks[j].callers = append(asks[j].callers, caller)
 		}
 		asks[j].op, asks[j].cost = min(asks[j].op, op), max(asks[j].cost, cost)
 		bucketOf[i] = j
@@ -235,31 +237,36 @@ func (p *plan) emergencyCost(a *ask) (op algorithms.Op, cost int64) {
 	return op, cost
 }
 
-// caller names who asks to the emergency cap; empty where it has no shares.
-func (a *ask) caller() string {
+// caller names who asks to the emergency cap; false where it has no shares.
+func (a *ask) caller() (string, bool) {
 	if !a.state.emergency.hasShares {
-		return ""
+		return "", false
 	}
-	return a.subject.PrimaryHash(a.policy.Identity)
+	return a.subject.PrimaryHash(a.policy.Identity), true
+}
+
+// hasShare reports whether the emergency cap of an ask has a share for each caller.
+func (a *ask) hasShare() bool {
+	return a.state != nil && a.state.emergency != nil && a.state.emergency.hasShares
 }
 
 // warm takes what was admitted from the emergency caps, as far as it is there, so that an outage does not begin with a
 // full burst.
 func (e *Engine) warm(p *plan) {
-	if len(p.asks) == 1 { // the common request, without a table
+	if len(p.asks) == 1 && !p.asks[0].hasShare() { // the common request, without a table
 		a := &p.asks[0]
 		if !p.enforces(a) || a.state.emergency == nil {
 			return
 		}
 		if op, cost := p.emergencyCost(a); op == algorithms.OpTake || op == algorithms.OpCharge {
-			a.state.emergency.warm(e.monotonic(), a.caller(), cost)
+			a.state.emergency.warm(e.monotonic(), emergencyAsk{cost: cost})
 		}
 		return
 	}
 	asks, _ := p.emergencyAsks()
 	for _, a := range asks {
 		if a.op == algorithms.OpTake || a.op == algorithms.OpCharge {
-			a.bucket.warm(e.monotonic(), a.caller, a.cost)
+			a.bucket.warm(e.monotonic(), a)
 		}
 	}
 }

@@ -37,6 +37,10 @@ func (e *Engine) Decide(ctx context.Context, r Request) (Result, error) {
 			return unasked(len(r.Descriptors), false, why, true), nil
 		}
 	}
+	if len(p.enforce.needs)+len(p.shadow.needs) > MaxTakes {
+		e.cfg.Recorder.RequestRefused(BoundTakes)
+		return unasked(len(r.Descriptors), false, InvalidRequest, true), nil
+	}
 	return e.decide(ctx, call{service: ServiceRateLimit, domain: r.Domain, start: start}, p), nil
 }
 

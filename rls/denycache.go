@@ -96,7 +96,7 @@ func (c *DenyCache) Decide(ctx context.Context, groups []Group) []Answer {
 	var at []int
 	var renewing []string
 	for i, g := range groups {
-		a, known, renews := c.lookUp(ctx, g)
+		a, known, renews := c.lookUp(ctx, g, len(renewing) == 0)
 		if known {
 			answers[i] = a
 			continue
@@ -134,18 +134,21 @@ func (c *DenyCache) ask(ctx context.Context, groups []Group) []Answer {
 }
 
 // lookUp answers a group from memory where that is certain. Otherwise the caller must ask the store; renews is then the key
-// whose renewal it must end, if any. While another caller renews what this one needs, it waits.
-func (c *DenyCache) lookUp(ctx context.Context, g Group) (a Answer, known bool, renews string) {
+// whose renewal it must end, if any. While another caller renews what this one needs, it waits; without wait it asks the store instead:
+// a call that holds a renewal must not wait for one, which may be its own.
+func (c *DenyCache) lookUp(ctx context.Context, g Group, wait bool) (a Answer, known bool, renews string) {
 	if !cacheable(g) {
 		return Answer{}, false, ""
 	}
 	for {
 		now := time.Since(c.start)
-		a, stale, wait := c.consult(g, now)
+		a, stale, renewal := c.consult(g, now)
 		switch {
-		case wait != nil:
+		case renewal != nil && !wait:
+			return Answer{}, false, ""
+		case renewal != nil:
 			select {
-			case <-wait:
+			case <-renewal:
 				continue
 			case <-ctx.Done():
 				return Answer{Err: fmt.Errorf("%w: waiting for a renewal: %w", ErrTimeout, ctx.Err())}, true, ""

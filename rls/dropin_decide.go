@@ -396,7 +396,7 @@ func (e *Engine) withoutOne(snap *snapshot, a *dropInAsk, t *dropInTake, err err
 			t.verdict = algorithms.Verdict{Allowed: true}
 			return
 		}
-		_, verdicts := admitEmergency(e.monotonic(), []emergencyAsk{{bucket: bucket, caller: a.match.Hash(), op: t.op, cost: t.cost}})
+		_, verdicts := admitEmergency(e.monotonic(), []emergencyAsk{{bucket: bucket, callers: []string{a.match.Hash()}, op: t.op, cost: t.cost}})
 		t.verdict, t.reset = verdicts[0], max(time.Second, verdicts[0].RetryAfter)
 	}
 }
@@ -616,7 +616,7 @@ func (e *Engine) recordDropIn(snap *snapshot, domain *descriptors.DropIn, p *dro
 			a.recorder.Count(t.countedHits(min(a.hits.n, maxHits), e.cfg.DropIn.NearRatio))
 		}
 		if e.warms(snap, a, t) {
-			snap.rules[a.match.Rule.Index].emergency.warm(e.monotonic(), a.match.Hash(), t.cost)
+			snap.rules[a.match.Rule.Index].emergency.warm(e.monotonic(), emergencyAsk{callers: []string{a.match.Hash()}, cost: t.cost})
 		}
 	}
 	if res.Class != "" {

@@ -35,9 +35,12 @@ type emergencyBucket struct {
 // emergencyAsk is what one request asks of one policy's cap.
 type emergencyAsk struct {
 	bucket *emergencyBucket
-	caller string // identity hash of the caller, for its share
 	op     algorithms.Op
 	cost   int64
+
+	// callers are the identity hashes of those who ask, each for its share; nil where the cap has none. A request that
+	// names several callers takes the cost from each one's share, and once from the whole.
+	callers []string
 }
 
 func newEmergencyBucket(id uint64, e descriptors.Emergency) (*emergencyBucket, error) {
@@ -69,14 +72,10 @@ func (b *emergencyBucket) inherit(old *emergencyBucket) {
 }
 
 // warm takes what is there of what was admitted while the store answered. It never denies.
-func (b *emergencyBucket) warm(now algorithms.Micros, caller string, cost int64) {
+func (b *emergencyBucket) warm(now algorithms.Micros, a emergencyAsk) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.state, _ = b.rule.Charge(b.state, now, cost)
-	if b.hasShares {
-		s, _ := b.per.Charge(b.share(now, caller), now, cost)
-		b.setShare(now, caller, s)
-	}
+	b.spend(now, a)
 }
 
 // admit decides asks all or nothing and returns, for each, whether it fitted and after what wait it would.
@@ -108,9 +107,11 @@ func (b *emergencyBucket) peek(now algorithms.Micros, a emergencyAsk) algorithms
 	if !b.hasShares {
 		return v
 	}
-	share := b.per.Peek(b.share(now, a.caller), now, a.cost)
-	if !share.Allowed && (v.Allowed || longer(share.RetryAfter, v.RetryAfter)) {
-		return share
+	for _, caller := range a.callers {
+		share := b.per.Peek(b.share(now, caller), now, a.cost)
+		if !share.Allowed && (v.Allowed || longer(share.RetryAfter, v.RetryAfter)) {
+			v = share
+		}
 	}
 	return v
 }
@@ -118,9 +119,12 @@ func (b *emergencyBucket) peek(now algorithms.Micros, a emergencyAsk) algorithms
 // spend takes the cost, or what is there of it.
 func (b *emergencyBucket) spend(now algorithms.Micros, a emergencyAsk) {
 	b.state, _ = b.rule.Charge(b.state, now, a.cost)
-	if b.hasShares {
-		s, _ := b.per.Charge(b.share(now, a.caller), now, a.cost)
-		b.setShare(now, a.caller, s)
+	if !b.hasShares {
+		return
+	}
+	for _, caller := range a.callers {
+		s, _ := b.per.Charge(b.share(now, caller), now, a.cost)
+		b.setShare(now, caller, s)
 	}
 }
 

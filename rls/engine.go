@@ -193,16 +193,33 @@ func (e *Engine) Use(set *descriptors.Set) error {
 		for i := range p.Limits {
 			ps.limits[i] = Limit{Name: limitName(p, &p.Limits[i]), Rule: p.Limits[i].Rule}
 		}
-		if p.Tenant == "" { // zeros with fail_closed
-			ps.recorder.EmergencyBound(float64(p.Emergency.Capacity), perSecond(p.Emergency.Refill))
-		}
 		next.policies[p.Index] = ps
 	}
+	next.showEmergencyBounds()
 	e.active.Store(next)
 	if e.denied != nil {
 		e.denied.Drop()
 	}
 	return nil
+}
+
+// showEmergencyBounds tells each endpoint's recorder what an outage admits in this process: the endpoint's cap and those
+// that tenants have of their own. Zeros with fail_closed.
+func (s *snapshot) showEmergencyBounds() {
+	type bound struct{ capacity, refill float64 }
+	bounds := make(map[EndpointRecorder]bound)
+	for _, p := range s.set.Policies() {
+		rec := s.policies[p.Index].recorder
+		b := bounds[rec]
+		if p.Tenant == "" || p.OwnEmergency {
+			b.capacity += float64(p.Emergency.Capacity)
+			b.refill += perSecond(p.Emergency.Refill)
+		}
+		bounds[rec] = b
+	}
+	for rec, b := range bounds {
+		rec.EmergencyBound(b.capacity, b.refill)
+	}
 }
 
 // bucketID names an emergency bucket across policy sets.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -771,4 +772,89 @@ func TestDeniedFromMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.play(t, []step{{words: []string{"endpoint_id=pay tenant=a"}, want: "deny RATE_LIMITED store retry=never [over pay:0 never]"}})
+}
+
+// TestRefusedFromMemoryBesideShadow: one request, stale in memory for its enforced and for its shadow policy, is answered by
+// the store and not by waiting for itself.
+func TestRefusedFromMemoryBesideShadow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newSlowStore(time.Millisecond, time.Millisecond)
+		f := newFixture(t, `
+domain: shop
+endpoints:
+  orders:
+    policy_version: 1
+    fail_mode: fail_open
+    emergency: {capacity: 50, refill: 0}
+    limits: [{name: all, scope: global, algorithm: token_bucket, capacity: 1, refill: 0}]
+    tenants:
+      quiet: {mode: shadow}
+`, func(c *rls.Config) { c.Store, c.DenyCache = store, &rls.DenyCacheConfig{} })
+		decide := func() string {
+			r, err := f.Decide(t.Context(), ask("shop", "endpoint_id=orders tenant=a", "endpoint_id=orders tenant=quiet"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return fmt.Sprintf("%v %s", r.Reason, r.Source)
+		}
+		decide()
+		for range 5 {
+			time.Sleep(2 * time.Second)
+			start := time.Now()
+			if got := decide(); got != "RATE_LIMITED store" {
+				t.Errorf("%s after %v, want the store's denial", got, time.Since(start))
+			}
+		}
+	})
+}
+
+// TestTakesOfOneRequest asks for more buckets than a group may have: refused and counted, not passed to the fail mode.
+func TestTakesOfOneRequest(t *testing.T) {
+	limits := make([]string, 20)
+	for i := range limits {
+		limits[i] = fmt.Sprintf("      - {name: l%d, algorithm: token_bucket, capacity: 1, refill: 0}", i)
+	}
+	f := newFixture(t, `
+domain: shop
+endpoints:
+  wide:
+    policy_version: 1
+    fail_mode: fail_open
+    emergency: {capacity: 1000, refill: 0}
+    limits:
+`+strings.Join(limits, "\n"))
+	words := make([]string, 64)
+	for i := range words {
+		words[i] = fmt.Sprintf("endpoint_id=wide tenant=t%d", i)
+	}
+	r, err := f.Decide(t.Context(), ask("shop", words...))
+	if err != nil || r.Allowed || r.Reason != rls.InvalidRequest || f.store.calls != 0 {
+		t.Errorf("%v %s, %d store calls, %v; want a refusal before the store", r.Allowed, r.Reason, f.store.calls, err)
+	}
+	if want := map[string]int{"refused takes": 1}; !maps.Equal(f.notes.take(), want) {
+		t.Errorf("want %v recorded", want)
+	}
+	r, err = f.Decide(t.Context(), ask("shop", words[:50]...))
+	if err != nil || !r.Allowed {
+		t.Errorf("1000 takes: %s, %v; want an admission", r.Reason, err)
+	}
+}
+
+// TestEmergencySharesOfEveryCaller: a second descriptor does not hide behind the share of the first.
+func TestEmergencySharesOfEveryCaller(t *testing.T) {
+	f := newFixture(t, shares)
+	f.store.fail = rls.ErrUnavailable
+	admitted := 0
+	for i := range 20 {
+		r, err := f.Decide(t.Context(), ask("shop", fmt.Sprintf("endpoint_id=orders tenant=new%d", i), "endpoint_id=orders tenant=greedy"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Allowed {
+			admitted++
+		}
+	}
+	if admitted != 2 {
+		t.Errorf("admitted %d times, want the 2 of its share", admitted)
+	}
 }

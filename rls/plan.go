@@ -75,8 +75,9 @@ type need struct {
 	charge int64
 	refund int64
 
-	refunds bool // the limit has refunds
-	sent    int  // index into the part's group; -1: not sent
+	limit   string // its name
+	refunds bool   // the limit has refunds
+	sent    int    // index into the part's group; -1: not sent
 }
 
 // hits is the cost that a request asks with.
@@ -151,7 +152,7 @@ func (p *plan) addLimits(a *ask, h hits, rec Recorder) {
 		case s.over:
 			costly = true
 		default:
-			s.need = part.require(key, limit, s.op, s.cost)
+			s.need = part.require(key, limit, s.shown.Name, s.op, s.cost)
 		}
 		p.slots = append(p.slots, s)
 	}
@@ -183,11 +184,11 @@ func operation(l *descriptors.Limit, h hits) (op algorithms.Op, cost int64, over
 // require adds a cost to what is needed of a bucket and returns the need's index. Descriptors of one request that meet in
 // one bucket are decided by their sum, which is what keeps the keys of a group distinct. Where two tenants' replacements
 // give one global bucket different numbers, the stricter ones decide.
-func (h *part) require(key string, limit *descriptors.Limit, op algorithms.Op, cost int64) int {
+func (h *part) require(key string, limit *descriptors.Limit, name string, op algorithms.Op, cost int64) int {
 	i := h.find(key)
 	if i < 0 {
 		i = len(h.needs)
-		h.needs = append(h.needs, need{key: key, rule: limit.Rule})
+		h.needs = append(h.needs, need{key: key, rule: limit.Rule, limit: name})
 		if h.index != nil {
 			h.index[key] = i
 		}
@@ -259,7 +260,7 @@ func (h *part) seal() {
 			continue
 		}
 		n.sent = len(h.group)
-		h.group = append(h.group, Take{Key: n.key, Rule: n.rule, Op: op, Cost: cost, Refunds: n.refunds})
+		h.group = append(h.group, Take{Key: n.key, Rule: n.rule, Op: op, Cost: cost, Limit: n.limit, Refunds: n.refunds})
 	}
 }
 

@@ -68,6 +68,7 @@ const (
 	BoundKey         Bound = "key"
 	BoundValue       Bound = "value"
 	BoundEmpty       Bound = "empty" // no domain or no descriptor
+	BoundTakes       Bound = "takes" // buckets that all its descriptors ask for together; MaxTakes
 )
 
 // Denial is the log record of one denied decision (spec section 8). It holds no raw identity.

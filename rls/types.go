@@ -18,6 +18,9 @@ type Take struct {
 	// Window, for a refund to a window algorithm, is the start of the window that the cost was taken in; 0 means the
 	// current one. It is compared, never used as a clock.
 	Window algorithms.Micros
+	// Limit names the limit that the bucket belongs to, for a store that has buckets share when it is full. It comes from
+	// configuration.
+	Limit string
 	// Refunds marks a bucket that someone may give back to, so that a denial does not stay true by itself.
 	Refunds bool
 }

@@ -106,7 +106,7 @@ func newMetrics(reg prometheus.Registerer) metrics {
 		storeUnfit: gauge(reg, "sentinel_store_unfit",
 			"1 while the store's configuration is unfit (eviction, rights, version), so that nothing is sent to it."),
 		memoryOverflow: counter(reg, "sentinel_memory_store_overflow_total",
-			"Takes on a new key that found the memory store full and shared their rule's overflow bucket."),
+			"Takes on a new key that found the memory store full and shared their limit's overflow bucket."),
 
 		unknownEndpoint: closed(reg, "sentinel_unknown_endpoint_total",
 			"Requests of a known domain whose endpoint id is missing or not configured.", "service", services...),
@@ -121,7 +121,7 @@ func newMetrics(reg prometheus.Registerer) metrics {
 			rls.IgnoredEntry, rls.IgnoredOverride, rls.IgnoredRefund, rls.IgnoredEmpty),
 		requestsRefused: closed(reg, "sentinel_requests_refused_total",
 			"Requests beyond a cap on what a caller may send.", "bound",
-			rls.BoundDescriptors, rls.BoundEntries, rls.BoundKey, rls.BoundValue, rls.BoundEmpty),
+			rls.BoundDescriptors, rls.BoundEntries, rls.BoundKey, rls.BoundValue, rls.BoundEmpty, rls.BoundTakes),
 
 		late: closed(reg, "sentinel_late_answers_total",
 			"Answers that left after the caller's deadline.", "service", services...),

@@ -163,6 +163,7 @@ sentinel_requests_refused_total{bound="descriptors"} 1
 sentinel_requests_refused_total{bound="empty"} 0
 sentinel_requests_refused_total{bound="entries"} 0
 sentinel_requests_refused_total{bound="key"} 0
+sentinel_requests_refused_total{bound="takes"} 0
 sentinel_requests_refused_total{bound="value"} 0
 `, "sentinel_requests_refused_total")
 

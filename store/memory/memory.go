@@ -23,7 +23,7 @@ import (
 // full store of this size holds about 63 MB; an empty one costs next to nothing.
 const DefaultMaxBuckets = 1 << 20
 
-// maxOverflows bounds the overflow buckets: one for each rule that new keys came for while the store was full.
+// maxOverflows bounds the overflow buckets: one for each limit that new keys came for while the store was full.
 const maxOverflows = 4096
 
 // Config is what a Store is made of.
@@ -204,7 +204,7 @@ func (d *decision) findOne(p *place, take rls.Take) error {
 	return d.findOverflow(p, take)
 }
 
-// findOverflow gives a take the overflow bucket of its rule. Two takes of one group may share it.
+// findOverflow gives a take the overflow bucket of its limit. Two takes of one group may share it.
 func (d *decision) findOverflow(p *place, take rls.Take) error {
 	if !d.overflow {
 		d.store.overflow.mu.Lock()
@@ -212,7 +212,7 @@ func (d *decision) findOverflow(p *place, take rls.Take) error {
 	}
 	d.overflows++
 	shard := &d.store.overflow.table
-	p.key = overflowKey(take.Rule)
+	p.key = overflowKey(take)
 	id, ok := shard.find(p.key, d.now)
 	if !ok && take.Op == algorithms.OpPeek {
 		return nil
@@ -320,9 +320,10 @@ func bucketKey(take rls.Take) key {
 	return digest(append(buf, take.Key...))
 }
 
-// overflowKey is the digest of a whole rule.
-func overflowKey(rule algorithms.Rule) key {
-	buf := make([]byte, 0, 64)
+// overflowKey is the digest of a limit's name and whole rule.
+func overflowKey(take rls.Take) key {
+	rule := take.Rule
+	buf := make([]byte, 0, 256) // does not escape unless the name is longer
 	buf = append(buf, byte(rule.Kind()))
 	if rule.Counting() {
 		buf = append(buf, 1)
@@ -330,7 +331,7 @@ func overflowKey(rule algorithms.Rule) key {
 	for _, n := range [...]int64{rule.Limit(), rule.Refill().Tokens, rule.Refill().Seconds, int64(rule.Window())} {
 		buf = binary.LittleEndian.AppendUint64(buf, uint64(n))
 	}
-	return digest(buf)
+	return digest(append(buf, take.Limit...))
 }
 
 func digest(b []byte) key {

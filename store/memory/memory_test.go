@@ -126,9 +126,9 @@ func TestFullStore(t *testing.T) {
 	})
 }
 
-// TestOverflowIsPerRule: limits do not share their overflow with one another, and takes of one group that share it
+// TestOverflowIsPerLimit: limits do not share their overflow with one another, and takes of one group that share it
 // are counted together.
-func TestOverflowIsPerRule(t *testing.T) {
+func TestOverflowIsPerLimit(t *testing.T) {
 	t.Parallel()
 	store := open(t, memory.Config{MaxBuckets: 1})
 	first, second, hits := bucket(t, 3, 0), bucket(t, 5, 0), window(t, 2, time.Hour)
