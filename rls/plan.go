@@ -61,7 +61,6 @@ type part struct {
 	answer  Answer
 
 	index map[string]int // key → need, once there are more than a few
-
 }
 
 // fewNeeds is how many needs are searched one by one.

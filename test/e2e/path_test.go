@@ -89,8 +89,12 @@ func rawCall(t *testing.T, address, path string, message []byte) (status string,
 	var block bytes.Buffer
 	encoder := hpack.NewEncoder(&block)
 	for _, h := range []hpack.HeaderField{
-		{Name: ":method", Value: "POST"}, {Name: ":scheme", Value: "http"}, {Name: ":path", Value: path}, {Name: ":authority", Value: "sentinel"},
-		{Name: "content-type", Value: "application/grpc"}, {Name: "te", Value: "trailers"},
+		{Name: ":method", Value: "POST"},
+		{Name: ":scheme", Value: "http"},
+		{Name: ":path", Value: path},
+		{Name: ":authority", Value: "sentinel"},
+		{Name: "content-type", Value: "application/grpc"},
+		{Name: "te", Value: "trailers"},
 	} {
 		if err := encoder.WriteField(h); err != nil {
 			t.Fatal(err)
