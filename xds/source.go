@@ -20,6 +20,7 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	statuspb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
@@ -42,6 +43,8 @@ const (
 	DefaultMaxMessage     = 4 << 20
 )
 
+const connectTimeout = 5 * time.Second
+
 // Config is what a Source is made of. Zero durations and sizes take the defaults named above.
 type Config struct {
 	Server          string            // host:port; required
@@ -51,8 +54,8 @@ type Config struct {
 	TLS             *tls.Config       // nil: plain text
 	MaxMessageBytes int
 
-	Retry                      time.Duration // before another try at a server that cannot be reached, growing up to BackoffMax
-	BackoffInitial, BackoffMax time.Duration // before another stream after one that broke
+	Retry                      time.Duration // before another try at a server that cannot be reached
+	BackoffInitial, BackoffMax time.Duration // before another stream after one that broke; doubled up to the latter
 	Random                     float64       // part of each wait, 0 to 1, by which it is longer or shorter at random
 
 	// Apply makes the resources the limits in use: all of them, or none when it returns an error, whose text the control
@@ -125,14 +128,18 @@ func (s *Source) Run(ctx context.Context) error {
 		return err
 	}
 	defer conn.Close()
-	for wait := time.Duration(0); ; {
+	for broken := time.Duration(0); ; { // the wait after the last stream that broke
 		answered, err := s.stream(ctx, conn)
 		s.connected(false)
 		if ctx.Err() != nil {
 			return nil
 		}
-		wait = s.next(wait, answered, err)
-		pause := s.jittered(wait)
+		pause := s.cfg.Retry
+		if status.Code(err) != codes.Unavailable {
+			broken = s.next(broken, answered)
+			pause = broken
+		}
+		pause = s.jittered(pause)
 		s.cfg.Log.Warn("no limits come from the control plane: the last ones stay in use", "server", s.cfg.Server,
 			"error", status.Convert(err).Message(), "retry_in", pause)
 		if !sleep(ctx, pause) {
@@ -149,19 +156,20 @@ func (s *Source) dial() (*grpc.ClientConn, error) {
 	return grpc.NewClient(s.cfg.Server,
 		grpc.WithTransportCredentials(security),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(s.cfg.MaxMessageBytes)),
+		// Run waits by itself: the library's own waits grow to minutes.
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: s.cfg.Retry / 2, Multiplier: 1, MaxDelay: s.cfg.Retry / 2},
+			MinConnectTimeout: connectTimeout,
+		}),
 		// A stream on which nothing changes for hours is otherwise not told from one whose other end is gone.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 5 * time.Minute, Timeout: 20 * time.Second}),
 	)
 }
 
-// next returns the wait after a stream that ended, given the one before it: twice as long each time, until something comes.
-func (s *Source) next(before time.Duration, answered bool, err error) time.Duration {
-	first := s.cfg.BackoffInitial
-	if status.Code(err) == codes.Unavailable {
-		first = s.cfg.Retry
-	}
+// next returns the wait after a stream that broke, given the one before it: twice as long each time, until something comes.
+func (s *Source) next(before time.Duration, answered bool) time.Duration {
 	if before == 0 || answered {
-		return min(first, s.cfg.BackoffMax)
+		return min(s.cfg.BackoffInitial, s.cfg.BackoffMax)
 	}
 	return min(2*before, s.cfg.BackoffMax)
 }

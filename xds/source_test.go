@@ -338,6 +338,29 @@ func TestXD_03_control_plane_redeployed(t *testing.T) {
 	}
 }
 
+// XD-03, too: after a long time away it is back within the retry interval, and not after waits that have grown to minutes.
+func TestXD_03_a_long_time_away(t *testing.T) {
+	t.Parallel()
+	c := startControlPlane(t, "")
+	var l limits
+	s, records := follow(t, c.addr, &l, func(cfg *xds.Config) { cfg.Retry, cfg.Random = 200*time.Millisecond, 0 })
+	c.next(t)
+	c.push(t, "1", plan("shop", 10))
+	c.server.Stop()
+	time.Sleep(3 * time.Second)
+	again := startControlPlane(t, c.addr)
+	start := time.Now()
+	again.next(t)
+	if took := time.Since(start); took > 2*time.Second {
+		t.Errorf("it came back after %v", took)
+	}
+	records.mu.Lock()
+	defer records.mu.Unlock()
+	if n := records.counts["no limits come from the control plane: the last ones stay in use"]; n < 3 || n > 20 {
+		t.Errorf("%d tries in 3 s, want one each 0.2 s: %+v", n, s.Status())
+	}
+}
+
 // XD-05: what is in no enumeration, or stands twice, is judged as in files.
 func TestXD_05_values(t *testing.T) {
 	t.Parallel()
