@@ -106,7 +106,7 @@ func redisConfig(cfg config.Config, recorder *telemetry.Recorder, log *slog.Logg
 		Budget: cfg.Redis.Budget, Workers: cfg.Redis.Workers, Queue: cfg.Redis.Queue,
 		AssumeNoeviction: cfg.Redis.AssumeNoeviction, ProbeKey: cfg.Redis.KeyPrefix + redis.DefaultProbeKey,
 		Breaker:  rls.BreakerConfig{Failures: cfg.Breaker.Failures, Quarantine: cfg.Breaker.Quarantine},
-		Observer: storeObserver{recorder, log},
+		Observer: storeObserver{recorder, log, nil},
 	}
 	if cfg.Redis.TLS == (config.RedisTLS{}) {
 		return c, nil
