@@ -26,6 +26,7 @@ type Config struct {
 	StoreBudget time.Duration // the most one store call may take; 20 ms
 	Reserve     time.Duration // kept back from the caller's deadline for the way back; 4 ms, or half the time left when that is less
 	NoDeadline  time.Duration // the deadline of a call that came without one; 200 ms
+	MaxInFlight int           // calls to the store that may be under way; 512. More are answered as if it were unavailable
 
 	AuthzDomain       string // the domain that Check looks in; empty: every native domain
 	OKUnknownEndpoint bool   // unknown_endpoint: ok. False: over_limit
@@ -92,6 +93,7 @@ const (
 	DefaultStoreBudget = 20 * time.Millisecond
 	DefaultReserve     = 4 * time.Millisecond
 	DefaultNoDeadline  = 200 * time.Millisecond
+	DefaultMaxInFlight = 512
 )
 
 // Engine decides requests. Safe for concurrent use.
@@ -121,6 +123,7 @@ func New(cfg Config) (*Engine, error) {
 	cfg.StoreBudget = orDefault(cfg.StoreBudget, DefaultStoreBudget)
 	cfg.Reserve = orDefault(cfg.Reserve, DefaultReserve)
 	cfg.NoDeadline = orDefault(cfg.NoDeadline, DefaultNoDeadline)
+	cfg.MaxInFlight = orDefault(cfg.MaxInFlight, DefaultMaxInFlight)
 	names, bounds := DefaultNames(), DefaultBounds()
 	cfg.Names.Tenant = orDefault(cfg.Names.Tenant, names.Tenant)
 	cfg.Names.EndpointID = orDefault(cfg.Names.EndpointID, names.EndpointID)
@@ -140,6 +143,7 @@ func New(cfg Config) (*Engine, error) {
 		return nil, err
 	}
 
+	cfg.Store = &capped{store: cfg.Store, most: int64(cfg.MaxInFlight)}
 	e := &Engine{cfg: cfg, start: time.Now(), store: cfg.Store}
 	e.ruleStats = newRuleStats(cfg.DropIn.Recorder, cfg.DropIn.MaxStats)
 	if cfg.DropIn.LocalCacheBytes > 0 {

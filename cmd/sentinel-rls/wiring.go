@@ -58,6 +58,8 @@ func engineConfig(cfg config.Config, s store, identities rls.Identifier, recorde
 		StoreBudget:       cfg.Redis.Budget,
 		Reserve:           max(cfg.Guard.Reserve, time.Nanosecond), // the engine takes 0 for its default
 		NoDeadline:        cfg.Guard.NoDeadline,
+		MaxInFlight:       cfg.Guard.MaxInFlight,
+		AfterLoss:         cfg.Guard.AfterStateLoss,
 		DenyCache:         denyCache,
 		DropIn:            rls.DropInConfig{Fallback: s.fallback},
 		AuthzDomain:       cfg.Authz.Domain,
