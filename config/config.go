@@ -288,6 +288,15 @@ type Guard struct {
 
 	// The deadline of a call that came without one, 1ms to 1m.
 	NoDeadline time.Duration `yaml:"no_deadline"`
+
+	// Calls to the store that may be under way, 1 to 1000000. Beyond them requests are answered as if it were unavailable:
+	// a process that cannot keep up answers from what is local while there is time, instead of too late.
+	MaxInFlight int `yaml:"max_in_flight"`
+
+	// How long after Redis was found to have lost state a fail-open policy admits only what both Redis and the emergency
+	// cap admit, 0s to 24h; 0s: not at all. The cap remembers what was spent, so that callers do not get a full burst again;
+	// make it as large as what you admit in health before you set this.
+	AfterStateLoss time.Duration `yaml:"after_state_loss"`
 }
 
 // DenyCache answers denials from memory. A denied request changes nothing, so it stays denied until its Retry-After has
@@ -529,7 +538,7 @@ func Default() Config {
 		Bounds:  Bounds{Descriptors: 64, Entries: 32, KeyBytes: 256, ValueBytes: 8192},
 		Redis:   Redis{Budget: 20 * time.Millisecond, Workers: 2, Queue: 4096},
 		Memory:  Memory{MaxBuckets: 200_000},
-		Guard:   Guard{Reserve: 4 * time.Millisecond, NoDeadline: 200 * time.Millisecond},
+		Guard:   Guard{Reserve: 4 * time.Millisecond, NoDeadline: 200 * time.Millisecond, MaxInFlight: 512},
 		Breaker: Breaker{Failures: 5, Quarantine: 30 * time.Second},
 
 		DenyCache: DenyCache{MaxAge: time.Second, MaxBuckets: 65536},

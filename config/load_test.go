@@ -71,7 +71,7 @@ redis:
   queue: 10
   assume_noeviction: true
 memory: {max_buckets: 1000}
-guard: {reserve: 2ms, no_deadline: 1s}
+guard: {reserve: 2ms, no_deadline: 1s, max_in_flight: 100, after_state_loss: 1m}
 breaker: {failures: 3, quarantine: 10s}
 deny_cache: {max_age: 2s, max_buckets: 100}
 jwt:
@@ -341,6 +341,8 @@ func TestOutOfRange(t *testing.T) {
 		{"memory.max_buckets", "0", "must be 1 to 100000000, not 0"},
 		{"guard.reserve", "2s", "must be 0s to 1s, not 2s"},
 		{"guard.no_deadline", "0s", "must be 1ms to 1m, not 0s"},
+		{"guard.max_in_flight", "0", "must be 1 to 1000000, not 0"},
+		{"guard.after_state_loss", "-1s", "must be 0s to 24h, not -1s"},
 		{"breaker.failures", "0", "must be 1 to 1000, not 0"},
 		{"breaker.quarantine", "1ms", "must be 1s to 1h, not 1ms"},
 		{"jwt.leeway", "6m", "must be 0s to 5m, not 6m0s"},

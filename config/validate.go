@@ -61,6 +61,8 @@ func (l *loader) validate() {
 	l.within("memory.max_buckets", c.Memory.MaxBuckets, 1, 100_000_000)
 	l.lasts("guard.reserve", c.Guard.Reserve, 0, time.Second)
 	l.lasts("guard.no_deadline", c.Guard.NoDeadline, time.Millisecond, time.Minute)
+	l.within("guard.max_in_flight", c.Guard.MaxInFlight, 1, 1_000_000)
+	l.lasts("guard.after_state_loss", c.Guard.AfterStateLoss, 0, 24*time.Hour)
 	l.lasts("deny_cache.max_age", c.DenyCache.MaxAge, 0, time.Minute)
 	l.within("deny_cache.max_buckets", c.DenyCache.MaxBuckets, 1, 10_000_000)
 	l.within("breaker.failures", c.Breaker.Failures, 1, 1000)

@@ -386,23 +386,37 @@ func (c *comparison) emergency(old, now Emergency) {
 	if ch.Old == ch.New {
 		return
 	}
-	ch.Loosens, ch.Tightens = between(capOfBucket(old.Bucket), capOfBucket(now.Bucket))
+	ch.Loosens, ch.Tightens = between(old.part(old.Bucket), now.part(now.Bucket))
 	switch {
 	case old.PerKey == nil && now.PerKey != nil:
 		ch.Tightens = Unbounded
 	case old.PerKey != nil && now.PerKey == nil:
 		ch.Loosens = Unbounded
 	case old.PerKey != nil:
-		loosens, tightens := between(capOfBucket(*old.PerKey), capOfBucket(*now.PerKey))
+		loosens, tightens := between(old.part(*old.PerKey), now.part(*now.PerKey))
 		ch.Loosens, ch.Tightens = max(ch.Loosens, loosens), max(ch.Tightens, tightens)
 	}
 	c.add(ch)
+}
+
+// part is what one process admits of a bucket, when there are no more than there are at least.
+func (e Emergency) part(b Bucket) admits {
+	a := capOfBucket(b)
+	if e.Fleet {
+		n := new(big.Rat).SetInt64(max(1, e.MinProcesses))
+		a.burst.Quo(a.burst, n)
+		a.rate.Quo(a.rate, n)
+	}
+	return a
 }
 
 func emergencyText(e Emergency) string {
 	text := fmt.Sprintf("capacity %d, refill %s", e.Capacity, rateText(e.Refill))
 	if e.PerKey != nil {
 		text += fmt.Sprintf(", per_key capacity %d, refill %s", e.PerKey.Capacity, rateText(e.PerKey.Refill))
+	}
+	if e.Fleet {
+		text += fmt.Sprintf(", across the fleet of at least %d", e.MinProcesses)
 	}
 	return text
 }

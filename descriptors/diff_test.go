@@ -112,6 +112,9 @@ func TestDiffSaysWhatChangesForWhom(t *testing.T) {
 		"cap": {"capacity: 50, refill: 25/s", "capacity: 50, refill: 50/s", []string{
 			orders + "emergency: capacity 50, refill 25/s -> capacity 50, refill 50/s; loosens by 100 %, while the store is away",
 		}},
+		"the cap of the fleet": {"capacity: 50, refill: 25/s", "capacity: 100, refill: 50/s, across: fleet, min_processes: 4", []string{
+			orders + "emergency: capacity 50, refill 25/s -> capacity 100, refill 50/s, across the fleet of at least 4; tightens by 50 %, while the store is away",
+		}},
 		"shares of the cap": {"capacity: 50, refill: 25/s", "capacity: 50, refill: 25/s, per_key: {capacity: 5, refill: 1/s}", []string{
 			orders + "emergency: capacity 50, refill 25/s -> capacity 50, refill 25/s, per_key capacity 5, refill 1/s; tightens without a measure, while the store is away",
 		}},

@@ -38,7 +38,7 @@ var (
 var (
 	rootKeys      = []string{"domain", "endpoints"}
 	policyKeys    = []string{"policy_version", "identity", "fail_mode", "emergency", "mode", "count", "required_scopes", "limits", "tenants"}
-	emergencyKeys = []string{"capacity", "refill", "per_key"}
+	emergencyKeys = []string{"capacity", "refill", "per_key", "across", "min_processes"}
 	bucketKeys    = []string{"capacity", "refill"}
 	tenantKeys    = []string{"limits", "emergency", "mode"}
 	limitKeys     = []string{"name", "scope", "algorithm", "capacity", "refill", "limit", "window", "max_cost", "charge", "refunds"}
@@ -187,7 +187,38 @@ func (s *source) emergency(v value, d draft) Emergency {
 			e.PerKey = &bucket
 		}
 	}
+	s.across(f, &e)
 	return e
+}
+
+// acrossNames are whose a cap may be.
+var acrossNames = []string{"process", "fleet"}
+
+// maxProcesses bounds min_processes: a cap that is cut into more parts is none.
+const maxProcesses = 10_000
+
+// across reads whether a cap is each process's or that of all together.
+func (s *source) across(f fields, e *Emergency) {
+	if v, ok := f.optional("across"); ok {
+		across, _ := word[uint8](s, v, acrossNames)
+		e.Fleet = across == 1
+	}
+	const hint = "the number of processes that surely run, as min_processes: 3"
+	if !e.Fleet {
+		if v, ok := f.optional("min_processes"); ok {
+			s.report(v.Line, v.at, "min_processes without across: fleet", "remove it, or add across: fleet")
+		}
+		return
+	}
+	v, ok := f.required("min_processes", hint)
+	if !ok {
+		return
+	}
+	e.MinProcesses, ok = s.size(v, maxProcesses)
+	if ok && e.Capacity > 0 && e.Capacity < e.MinProcesses {
+		s.report(v.Line, v.at, "more processes than the cap has capacity, so that the part of each is less than one",
+			"raise capacity, or lower min_processes")
+	}
 }
 
 // bucket reads capacity and refill, and lets the algorithm judge them together.

@@ -233,6 +233,11 @@ func TestParseRefuses(t *testing.T) {
 		{"emergency without refill", open("{capacity: 1}"), "endpoints.a.emergency.refill", "missing", "50/s"},
 		{"emergency capacity 0", open("{capacity: 0, refill: 1/s}"), "endpoints.a.emergency.capacity", "0 is out of range", "1..4503599627"},
 		{"emergency misspelt", open("{capacity: 1, refill: 1/s, per-key: {capacity: 1, refill: 1/s}}"), "endpoints.a.emergency.per-key", "unknown key", "did you mean per_key?"},
+		{"across misspelt", open("{capacity: 9, refill: 1/s, across: cluster}"), "endpoints.a.emergency.across", `unknown word "cluster"`, "fleet"},
+		{"fleet of no number", open("{capacity: 9, refill: 1/s, across: fleet}"), "endpoints.a.emergency.min_processes", "missing", "min_processes: 3"},
+		{"fleet of none", open("{capacity: 9, refill: 1/s, across: fleet, min_processes: 0}"), "endpoints.a.emergency.min_processes", "0 is out of range", "1..10000"},
+		{"fleet larger than the cap", open("{capacity: 9, refill: 1/s, across: fleet, min_processes: 10}"), "endpoints.a.emergency.min_processes", "more processes than the cap has capacity", "raise capacity"},
+		{"processes of no fleet", open("{capacity: 9, refill: 1/s, min_processes: 3}"), "endpoints.a.emergency.min_processes", "min_processes without across: fleet", "add across: fleet"},
 		{"share without refill", open("{capacity: 1, refill: 1/s, per_key: {capacity: 1}}"), "endpoints.a.emergency.per_key.refill", "missing", "50/s"},
 		{"share null", open("{capacity: 1, refill: 1/s, per_key: }"), "endpoints.a.emergency.per_key", "no value", "a mapping"},
 

@@ -63,10 +63,15 @@ type Bucket struct {
 	Refill   algorithms.Rate
 }
 
-// Emergency is the cap under which a fail-open policy is served while the store cannot answer, per process.
+// Emergency is the cap under which a fail-open policy is served while the store cannot answer.
 type Emergency struct {
 	Bucket
 	PerKey *Bucket // each caller's share; nil: none
+
+	// Fleet makes the numbers those of all processes together, each of which has an equal part. Else each has all.
+	Fleet bool
+	// MinProcesses is how many processes there are at least, with Fleet; a process that never learnt of more counts on it.
+	MinProcesses int64
 }
 
 // Policy is what an operator wrote for one endpoint, or its replacement for one tenant. Its fields are never modified.

@@ -82,5 +82,9 @@ func (e Emergency) Bound() string {
 	if e.Refill.Tokens == 0 {
 		most = fmt.Sprintf("at most %d", e.Capacity)
 	}
-	return most + " per process in an outage of length T"
+	if !e.Fleet {
+		return most + " per process in an outage of length T"
+	}
+	return fmt.Sprintf("%s over all processes in an outage of length T, and 1/%d of it more for each process that starts in it",
+		most, e.MinProcesses)
 }

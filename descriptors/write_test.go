@@ -76,6 +76,9 @@ func emergencyObject(e descriptors.Emergency) object {
 	if e.PerKey != nil {
 		o["per_key"] = object{"capacity": e.PerKey.Capacity, "refill": refillText(e.PerKey.Refill)}
 	}
+	if e.Fleet {
+		o["across"], o["min_processes"] = "fleet", e.MinProcesses
+	}
 	return o
 }
 
@@ -137,7 +140,11 @@ func drawPolicy(t *rapid.T) string {
 	}
 	open := rapid.Bool().Draw(t, "open")
 	if open {
-		fmt.Fprintf(&b, "    fail_mode: fail_open\n    emergency: {%s, per_key: {%s}}\n", drawBucket(t, 0), drawBucket(t, 0))
+		fleet := ""
+		if rapid.Bool().Draw(t, "fleet") {
+			fleet = ", across: fleet, min_processes: 1"
+		}
+		fmt.Fprintf(&b, "    fail_mode: fail_open\n    emergency: {%s, per_key: {%s}%s}\n", drawBucket(t, 0), drawBucket(t, 0), fleet)
 	} else {
 		b.WriteString("    fail_mode: fail_closed\n")
 	}

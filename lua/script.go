@@ -1,10 +1,10 @@
 // Package lua holds the script that decides groups of buckets on a Redis or Valkey server, and speaks its language:
 // commands in, replies out.
 //
-// There is one script. It is assembled from one file per algorithm, each a pure function that mirrors package
+// One script decides. It is assembled from one file per algorithm, each a pure function that mirrors package
 // algorithms, and group.lua, which reads, decides and writes. It decides admission and the new state only; remaining,
 // Retry-After and reset are computed by the Go rules from the state that it replies. The parity test compares both on
-// real servers, case by case.
+// real servers, case by case. Another one, heartbeat.lua, keeps the list of the processes that share a server.
 //
 // The oldest servers it runs on are Redis 6.2 and Valkey 7.2.
 package lua
@@ -40,6 +40,7 @@ var constants = strings.NewReplacer(
 	"MAX_HITS", strconv.FormatInt(algorithms.MaxLimit, 10),
 	"MAX_COUNT", strconv.FormatInt(algorithms.MaxCount, 10),
 	"MAX_SKEW", strconv.FormatInt(int64(algorithms.MaxClockSkew), 10),
+	"MAX_PROCESSES", strconv.Itoa(MaxProcesses),
 	"NEVER_REFILLED", strconv.FormatInt(algorithms.NeverRefilled.Milliseconds(), 10),
 )
 

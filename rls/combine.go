@@ -31,7 +31,10 @@ func (e *Engine) decide(ctx context.Context, c call, p *plan) Result {
 		res = e.withoutStore(p, err)
 	} else {
 		res = fromStore(p)
-		if res.Allowed {
+		switch {
+		case res.Allowed && e.guarded():
+			res = e.confirm(p, res)
+		case res.Allowed:
 			e.warm(p)
 		}
 	}
@@ -169,15 +172,36 @@ func (p *plan) enforces(a *ask) bool {
 	return a.policy != nil && a.policy.Mode == descriptors.Enforce && a.to > a.from
 }
 
+// confirm lets an admission by a store that may have forgotten what was spent stand only where the emergency caps admit
+// it too: they are warm.
+func (e *Engine) confirm(p *plan, res Result) Result {
+	asks, bucketOf := p.emergencyAsks()
+	allowed, verdicts := admitEmergency(e.monotonic(), asks)
+	if allowed {
+		return res
+	}
+	denied := Result{Source: SourceEmergency, Statuses: res.Statuses}
+	return p.deniedByEmergency(denied, bucketOf, verdicts)
+}
+
 // emergency completes res from the emergency caps.
 func (e *Engine) emergency(p *plan, res Result) Result {
 	res.Source = SourceEmergency
 	asks, bucketOf := p.emergencyAsks()
 	allowed, verdicts := admitEmergency(e.monotonic(), asks)
 	if allowed {
+		for i := range asks {
+			first := slices.Index(bucketOf, i)
+			p.asks[first].state.recorder.EmergencySpent(asks[i].spends())
+		}
 		res.Allowed, res.Reason, res.RetryAfter, res.Policy = true, Allowed, 0, p.firstPolicy()
 		return res
 	}
+	return p.deniedByEmergency(res, bucketOf, verdicts)
+}
+
+// deniedByEmergency completes res from the caps that deny.
+func (p *plan) deniedByEmergency(res Result, bucketOf []int, verdicts []algorithms.Verdict) Result {
 	res.Reason, res.RetryAfter = EmergencyLocalLimit, 0
 	for i, b := range bucketOf {
 		if b < 0 || verdicts[b].Allowed {

@@ -289,27 +289,29 @@ func (p *dropInPlan) settle(group int, answer *Answer) {
 		if t.err = answer.Err; t.err != nil {
 			continue
 		}
-		t.now = answer.Now
+		at := p.groups[group].find(t.key)
+		now := answer.Clock(at)
+		t.now = now
 		state, seen := after[t.key]
 		if !seen {
-			state = answer.Before[p.groups[group].find(t.key)]
+			state = answer.Before[at]
 		}
 		t.before = state
-		t.verdict = t.rule.Verdict(t.op, state, answer.Now, t.cost)
+		t.verdict = t.rule.Verdict(t.op, state, now, t.cost)
 		t.spent = t.verdict.Allowed && t.op == algorithms.OpTake
 		if t.spent && !answer.Allowed {
-			t.verdict, t.spent = t.rule.Peek(state, answer.Now, t.cost), false
+			t.verdict, t.spent = t.rule.Peek(state, now, t.cost), false
 			t.verdict.Allowed = true
 		}
 		if len(p.members[group]) > 1 {
 			if after == nil {
 				after = make(map[string]algorithms.State)
 			}
-			after[t.key] = t.rule.Apply(t.op, state, answer.Now, t.cost, 0)
+			after[t.key] = t.rule.Apply(t.op, state, now, t.cost, 0)
 		}
 		t.reset = t.verdict.ResetAfter
 		if t.rule.Kind() == algorithms.FixedWindow { // as the service that is stood in for: also for an unused window
-			t.reset = (t.rule.Window() - answer.Now%t.rule.Window()).Duration()
+			t.reset = (t.rule.Window() - now%t.rule.Window()).Duration()
 		}
 	}
 }
@@ -396,7 +398,11 @@ func (e *Engine) withoutOne(snap *snapshot, a *dropInAsk, t *dropInTake, err err
 			t.verdict = algorithms.Verdict{Allowed: true}
 			return
 		}
-		_, verdicts := admitEmergency(e.monotonic(), []emergencyAsk{{bucket: bucket, callers: []string{a.match.Hash()}, op: t.op, cost: t.cost}})
+		asks := []emergencyAsk{{bucket: bucket, callers: []string{a.match.Hash()}, op: t.op, cost: t.cost}}
+		allowed, verdicts := admitEmergency(e.monotonic(), asks)
+		if allowed {
+			snap.dropIns[rule.Domain].EmergencySpent(asks[0].spends())
+		}
 		t.verdict, t.reset = verdicts[0], max(time.Second, verdicts[0].RetryAfter)
 	}
 }
@@ -678,8 +684,7 @@ func (e *Engine) useDropIns(next *snapshot, before map[bucketID]*emergencyBucket
 		next.dropIns[d.Name()] = e.cfg.Recorder.Endpoint(DropInEndpoint(d.Name()))
 		next.overrides[d.Name()] = e.cfg.DropIn.Recorder.Rule(RuleName{d.Name(), []string{"override"}})
 	}
-	type bound struct{ capacity, rate float64 }
-	bounds := make(map[string]bound) // of the caps of each domain together
+	caps := make(map[string][]descriptors.Emergency, len(domains))
 	for _, r := range set.DropInRules() {
 		name := RuleName{r.Domain, r.Levels}
 		state := ruleState{limits: make([]Limit, len(r.Limits)), recorder: e.cfg.DropIn.Recorder.Rule(name)}
@@ -694,13 +699,12 @@ func (e *Engine) useDropIns(next *snapshot, before map[bucketID]*emergencyBucket
 				return fmt.Errorf("%s:%d: emergency: %w", r.File, r.Line, err)
 			}
 			state.emergency = bucket
-			b := bounds[r.Domain]
-			bounds[r.Domain] = bound{b.capacity + float64(r.Emergency.Capacity), b.rate + perSecond(r.Emergency.Refill)}
+			caps[r.Domain] = append(caps[r.Domain], *r.Emergency)
 		}
 		next.rules[r.Index] = state
 	}
 	for name, recorder := range next.dropIns {
-		recorder.EmergencyBound(bounds[name].capacity, bounds[name].rate)
+		next.caps = append(next.caps, endpointCaps{recorder, caps[name]})
 	}
 	return nil
 }

@@ -996,6 +996,7 @@ type silent struct{ rls.Recorder }
 func (silent) Endpoint(string) rls.EndpointRecorder       { return silentEndpoint{} }
 func (silent) Denied(rls.Denial)                          {}
 func (silentEndpoint) Decision(rls.Reason, time.Duration) {}
+func (silentEndpoint) EmergencySpent(int64)               {}
 func (silentEndpoint) EmergencyBound(float64, float64)    {}
 
 type silentEndpoint struct{ rls.EndpointRecorder }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sentinel-rls/sentinel-rls/algorithms"
@@ -19,12 +20,17 @@ const MaxEmergencyShares = 10_000
 //
 // It is warm: while the store answers, each admitted request takes what is there, so that an outage does not begin with a
 // full burst. Its state outlives the breaker's probes and policy reloads.
+//
+// A cap that is the whole fleet's has the fleet's numbers, and each process charges a cost as often as there are
+// processes: an exact part of the cap, which follows their number without a bucket of other numbers.
 type emergencyBucket struct {
 	id   uint64 // lock order
 	rule algorithms.Rule
 	per  algorithms.Rule // of each share; used when hasShares
 
 	hasShares bool
+	fleet     *fleet // nil: the cap is this process's
+	least     int64  // processes that there are at least; with fleet
 
 	mu       sync.Mutex // guards everything below; with several buckets, taken in the order of id
 	state    algorithms.State
@@ -43,12 +49,26 @@ type emergencyAsk struct {
 	callers []string
 }
 
-func newEmergencyBucket(id uint64, e descriptors.Emergency) (*emergencyBucket, error) {
+// fleet is what is known about the processes that share a cap.
+type fleet struct{ processes atomic.Int64 } // the last number learnt; 0: none was
+
+// spends returns what an ask costs when it is admitted.
+func (a *emergencyAsk) spends() int64 {
+	if a.op == algorithms.OpPeek {
+		return 0
+	}
+	return a.cost
+}
+
+func newEmergencyBucket(id uint64, e descriptors.Emergency, all *fleet) (*emergencyBucket, error) {
 	rule, err := algorithms.NewTokenBucket(e.Capacity, e.Refill)
 	if err != nil {
 		return nil, err
 	}
 	b := &emergencyBucket{id: id, rule: rule}
+	if e.Fleet {
+		b.fleet, b.least = all, e.MinProcesses
+	}
 	if e.PerKey != nil {
 		b.per, err = algorithms.NewTokenBucket(e.PerKey.Capacity, e.PerKey.Refill)
 		if err != nil {
@@ -57,6 +77,29 @@ func newEmergencyBucket(id uint64, e descriptors.Emergency) (*emergencyBucket, e
 		b.hasShares, b.shares = true, make(map[string]algorithms.State)
 	}
 	return b, nil
+}
+
+// parts returns into how many parts the cap is cut, one for each process.
+func (b *emergencyBucket) parts() int64 {
+	if b.fleet == nil {
+		return 1
+	}
+	return max(b.least, b.fleet.processes.Load())
+}
+
+// charged returns what a cost is in this bucket. One that is beyond every bucket stays so.
+func (b *emergencyBucket) charged(cost int64) int64 {
+	parts := b.parts()
+	if cost > maxHits/parts {
+		return maxHits
+	}
+	return cost * parts
+}
+
+// same reports whether a bucket has the numbers of another, so that its state means the same.
+func (b *emergencyBucket) same(other *emergencyBucket) bool {
+	return b.rule == other.rule && b.per == other.per && b.hasShares == other.hasShares &&
+		b.fleet == other.fleet && b.least == other.least
 }
 
 // inherit carries the state of the bucket that this one replaces after a reload.
@@ -73,6 +116,7 @@ func (b *emergencyBucket) inherit(old *emergencyBucket) {
 
 // warm takes what is there of what was admitted while the store answered. It never denies.
 func (b *emergencyBucket) warm(now algorithms.Micros, a emergencyAsk) {
+	a.cost = b.charged(a.cost)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.spend(now, a)
@@ -87,10 +131,13 @@ func admitEmergency(now algorithms.Micros, asks []emergencyAsk) (allowed bool, v
 		a.bucket.mu.Lock()
 		defer a.bucket.mu.Unlock()
 	}
+	asks = slices.Clone(asks)
 	allowed = true
 	verdicts = make([]algorithms.Verdict, len(asks))
-	for i, a := range asks {
-		verdicts[i] = a.bucket.peek(now, a)
+	for i := range asks {
+		a := &asks[i]
+		a.cost = a.bucket.charged(a.cost) // once: the number of processes may change between peek and spend
+		verdicts[i] = a.bucket.peek(now, *a)
 		allowed = allowed && verdicts[i].Allowed
 	}
 	for _, a := range asks {

@@ -26,6 +26,7 @@ type Config struct {
 	StoreBudget time.Duration // the most one store call may take; 20 ms
 	Reserve     time.Duration // kept back from the caller's deadline for the way back; 4 ms, or half the time left when that is less
 	NoDeadline  time.Duration // the deadline of a call that came without one; 200 ms
+	MaxInFlight int           // calls to the store that may be under way; 512. More are answered as if it were unavailable
 
 	AuthzDomain       string // the domain that Check looks in; empty: every native domain
 	OKUnknownEndpoint bool   // unknown_endpoint: ok. False: over_limit
@@ -35,6 +36,10 @@ type Config struct {
 
 	Names  Names  // zero fields: DefaultNames
 	Bounds Bounds // zero fields: DefaultBounds
+
+	// AfterLoss is how long after a StateLost an admission of a fail-open policy needs its emergency cap beside the store;
+	// 0: not at all.
+	AfterLoss time.Duration
 
 	DenyCache *DenyCacheConfig // nil: every denial is the store's
 
@@ -88,6 +93,7 @@ const (
 	DefaultStoreBudget = 20 * time.Millisecond
 	DefaultReserve     = 4 * time.Millisecond
 	DefaultNoDeadline  = 200 * time.Millisecond
+	DefaultMaxInFlight = 512
 )
 
 // Engine decides requests. Safe for concurrent use.
@@ -101,7 +107,11 @@ type Engine struct {
 	ruleStats *ruleStats
 	over      *overCache // nil: none
 
-	loading     sync.Mutex // held by Use
+	fleet fleet
+
+	guardedUntil atomic.Int64 // since start, in nanoseconds: see Config.AfterLoss
+
+	loading     sync.Mutex // held by Use and SetProcesses
 	bucketsMade uint64     // names emergency buckets for their lock order; guarded by loading
 }
 
@@ -113,6 +123,7 @@ func New(cfg Config) (*Engine, error) {
 	cfg.StoreBudget = orDefault(cfg.StoreBudget, DefaultStoreBudget)
 	cfg.Reserve = orDefault(cfg.Reserve, DefaultReserve)
 	cfg.NoDeadline = orDefault(cfg.NoDeadline, DefaultNoDeadline)
+	cfg.MaxInFlight = orDefault(cfg.MaxInFlight, DefaultMaxInFlight)
 	names, bounds := DefaultNames(), DefaultBounds()
 	cfg.Names.Tenant = orDefault(cfg.Names.Tenant, names.Tenant)
 	cfg.Names.EndpointID = orDefault(cfg.Names.EndpointID, names.EndpointID)
@@ -132,6 +143,7 @@ func New(cfg Config) (*Engine, error) {
 		return nil, err
 	}
 
+	cfg.Store = &capped{store: cfg.Store, most: int64(cfg.MaxInFlight)}
 	e := &Engine{cfg: cfg, start: time.Now(), store: cfg.Store}
 	e.ruleStats = newRuleStats(cfg.DropIn.Recorder, cfg.DropIn.MaxStats)
 	if cfg.DropIn.LocalCacheBytes > 0 {
@@ -163,6 +175,42 @@ type snapshot struct {
 	dropIns   map[string]EndpointRecorder
 	overrides map[string]RuleRecorder // of limits in requests, by domain
 	loaded    bool                    // false: before the first Use
+
+	caps []endpointCaps
+}
+
+// endpointCaps are the emergency caps under which one endpoint id is recorded: the endpoint's own and those of tenants
+// that have one of their own.
+type endpointCaps struct {
+	recorder EndpointRecorder
+	caps     []descriptors.Emergency
+}
+
+// addCaps notes the cap of a policy under its endpoint, whose own policy stands before those of its tenants.
+func (s *snapshot) addCaps(p *descriptors.Policy, rec EndpointRecorder) {
+	if p.Tenant == "" {
+		s.caps = append(s.caps, endpointCaps{recorder: rec})
+	}
+	if p.FailMode == descriptors.FailOpen && (p.Tenant == "" || p.OwnEmergency) {
+		last := &s.caps[len(s.caps)-1]
+		last.caps = append(last.caps, p.Emergency)
+	}
+}
+
+// stateBounds tells the recorders what this process may admit at each endpoint; zeros with fail_closed.
+func (s *snapshot) stateBounds(f *fleet) {
+	for _, endpoint := range s.caps {
+		var capacity, refill float64
+		for _, c := range endpoint.caps {
+			parts := 1.0
+			if c.Fleet {
+				parts = float64(max(c.MinProcesses, f.processes.Load()))
+			}
+			capacity += float64(c.Capacity) / parts
+			refill += perSecond(c.Refill) / parts
+		}
+		endpoint.recorder.EmergencyBound(capacity, refill)
+	}
 }
 
 // policyState is what the engine keeps for one policy.
@@ -193,9 +241,10 @@ func (e *Engine) Use(set *descriptors.Set) error {
 		for i := range p.Limits {
 			ps.limits[i] = Limit{Name: limitName(p, &p.Limits[i]), Rule: p.Limits[i].Rule}
 		}
+		next.addCaps(p, ps.recorder)
 		next.policies[p.Index] = ps
 	}
-	next.showEmergencyBounds()
+	next.stateBounds(&e.fleet)
 	e.active.Store(next)
 	if e.denied != nil {
 		e.denied.Drop()
@@ -203,24 +252,27 @@ func (e *Engine) Use(set *descriptors.Set) error {
 	return nil
 }
 
-// showEmergencyBounds tells each endpoint's recorder what an outage admits in this process: the endpoint's cap and those
-// that tenants have of their own. Zeros with fail_closed.
-func (s *snapshot) showEmergencyBounds() {
-	type bound struct{ capacity, refill float64 }
-	bounds := make(map[EndpointRecorder]bound)
-	for _, p := range s.set.Policies() {
-		rec := s.policies[p.Index].recorder
-		b := bounds[rec]
-		if p.Tenant == "" || p.OwnEmergency {
-			b.capacity += float64(p.Emergency.Capacity)
-			b.refill += perSecond(p.Emergency.Refill)
-		}
-		bounds[rec] = b
-	}
-	for rec, b := range bounds {
-		rec.EmergencyBound(b.capacity, b.refill)
+// SetProcesses tells the engine how many processes share the store, this one included. It counts on that number, for
+// emergency caps that are the whole fleet's, until it is told another one: when the store goes away, the last one stays.
+func (e *Engine) SetProcesses(n int) {
+	e.loading.Lock()
+	defer e.loading.Unlock()
+	if e.fleet.processes.Swap(int64(n)) != int64(n) {
+		e.active.Load().stateBounds(&e.fleet)
 	}
 }
+
+// StateLost tells the engine that the store forgot what was spent: see Config.AfterLoss.
+func (e *Engine) StateLost() {
+	if e.cfg.AfterLoss > 0 {
+		e.guardedUntil.Store(int64(e.sinceStart() + e.cfg.AfterLoss))
+	}
+	if e.denied != nil {
+		e.denied.Drop()
+	}
+}
+
+func (e *Engine) guarded() bool { return int64(e.sinceStart()) < e.guardedUntil.Load() }
 
 // bucketID names an emergency bucket across policy sets.
 type bucketID struct{ domain, endpoint, tenant string }
@@ -242,12 +294,12 @@ func (e *Engine) emergencyFor(p *descriptors.Policy, made, before map[bucketID]*
 // emergencyBucketFor returns the bucket of that id with what was spent of the one before it.
 func (e *Engine) emergencyBucketFor(id bucketID, limits descriptors.Emergency, made, before map[bucketID]*emergencyBucket) (*emergencyBucket, error) {
 	e.bucketsMade++
-	b, err := newEmergencyBucket(e.bucketsMade, limits)
+	b, err := newEmergencyBucket(e.bucketsMade, limits, &e.fleet)
 	if err != nil {
 		return nil, err
 	}
 	if old := before[id]; old != nil {
-		if old.rule == b.rule && old.per == b.per && old.hasShares == b.hasShares {
+		if old.same(b) {
 			b = old
 		} else {
 			b.inherit(old)

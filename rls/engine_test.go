@@ -104,6 +104,17 @@ type notebook struct {
 	counts  map[string]int
 	denials []rls.Denial
 	refused []rls.Refused
+	bounds  map[string][2]float64 // the last stated emergency bound of each endpoint
+	spent   map[string]int64      // what emergency admissions cost
+}
+
+func (n *notebook) spend(endpoint string, cost int64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.spent == nil {
+		n.spent = map[string]int64{}
+	}
+	n.spent[endpoint] += cost
 }
 
 func (n *notebook) add(format string, args ...any) {
@@ -154,9 +165,17 @@ type page struct {
 
 func (p page) Decision(r rls.Reason, _ time.Duration) { p.n.add("%s %s", p.id, r) }
 func (p page) EmergencyAdmission()                    { p.n.add("%s emergency admission", p.id) }
+func (p page) EmergencySpent(cost int64)              { p.n.spend(p.id, cost) }
 func (p page) ShadowDenial()                          { p.n.add("%s shadow denial", p.id) }
 func (p page) CostRefused()                           { p.n.add("%s cost refused", p.id) }
-func (p page) EmergencyBound(float64, float64)        {}
+func (p page) EmergencyBound(capacity, refill float64) {
+	p.n.mu.Lock()
+	defer p.n.mu.Unlock()
+	if p.n.bounds == nil {
+		p.n.bounds = map[string][2]float64{}
+	}
+	p.n.bounds[p.id] = [2]float64{capacity, refill}
+}
 
 type fixture struct {
 	*rls.Engine

@@ -70,7 +70,7 @@ func (e *Engine) observeAnswer(a *Answer) {
 		e.cfg.Recorder.Healed(a.Healed)
 	}
 	for i := range a.Before {
-		if a.Before[i].At > a.Now {
+		if a.Before[i].At > a.Clock(i) {
 			e.cfg.Recorder.ClockBehind()
 			break
 		}

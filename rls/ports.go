@@ -42,9 +42,10 @@ type Recorder interface {
 type EndpointRecorder interface {
 	Decision(reason Reason, latency time.Duration)
 	EmergencyAdmission()                              // an admission by the emergency limiter
+	EmergencySpent(cost int64)                        // what such an admission cost, in cost units; 0 for a peek
 	ShadowDenial()                                    // a shadow policy would have denied
 	CostRefused()                                     // a descriptor asked for more than a limit's max_cost
-	EmergencyBound(capacity, refillPerSecond float64) // the cap of this process, when policies load
+	EmergencyBound(capacity, refillPerSecond float64) // this process's part of the caps, whenever it changes
 }
 
 // Ignored names a part of a request that a native domain does not honour; it is a label value.

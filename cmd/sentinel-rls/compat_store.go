@@ -96,7 +96,7 @@ func newCompatRedis(s compat.Settings, r compat.Redis, cfg config.Config, pool *
 	if r.Type == compat.Sentinel {
 		rc.SentinelUsername, rc.SentinelPassword = r.Login(r.SentinelAuth)
 	}
-	rc.Observer = compatObserver{storeObserver{recorder, log}, &poolObserver{pool: pool}}
+	rc.Observer = compatObserver{storeObserver{recorder, log, nil}, &poolObserver{pool: pool}}
 	if r.Encrypted() {
 		if rc.TLS, err = redisTLS(tlsFor(s, r)); err != nil {
 			return store{}, invalidError{err}

@@ -513,6 +513,9 @@ func (endpointNotes) Decision(rls.Reason, time.Duration) {}
 // EmergencyAdmission is not for people who ask.
 func (endpointNotes) EmergencyAdmission() {}
 
+// EmergencySpent is not for people who ask.
+func (endpointNotes) EmergencySpent(int64) {}
+
 // ShadowDenial is not for people who ask.
 func (endpointNotes) ShadowDenial() {}
 

@@ -137,6 +137,9 @@ func assemble(s settings, env *environment) (*program, error) {
 	if err != nil {
 		return nil, err
 	}
+	if p.store.engine != nil {
+		p.store.engine.Store(engine)
+	}
 	p.live = &livePolicies{cfg: s.cfg, engine: engine, recorder: recorder, log: p.log}
 	p.health = admin.NewHealth(p.degraded)
 	p.admin = admin.New(admin.Config{

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/sentinel-rls/sentinel-rls/config"
@@ -22,6 +23,7 @@ type store struct {
 	degraded     func() []string                 // codes for /readyz; nil: it is never degraded
 	parts        []tiers.Part                    // what must run for it
 	check        func(ctx context.Context) error // called before anything is served; an error refuses the start
+	engine       *atomic.Pointer[rls.Engine]     // who is told what the store learns; nil: nobody
 	fallback     rls.Store                       // counts the limits of drop-in rules while Store cannot answer
 }
 
@@ -53,10 +55,14 @@ func newRedisStore(cfg config.Config, recorder *telemetry.Recorder, log *slog.Lo
 	if err != nil {
 		return store{}, invalidError{err}
 	}
+	engine := new(atomic.Pointer[rls.Engine])
+	c.HeartbeatKey = cfg.Redis.KeyPrefix + redis.DefaultHeartbeatKey
+	c.Observer = storeObserver{recorder, log, engine}
 	s, err := redisStore(c, log)
 	if err == nil {
 		recorder.WatchBreaker(s.breakerState)
 	}
+	s.engine = engine
 	return s, err
 }
 
@@ -94,7 +100,36 @@ func checkRedis(ctx context.Context, s *redis.Store, log *slog.Logger) error {
 // storeObserver passes on what the Redis store tells.
 type storeObserver struct {
 	*telemetry.Recorder
-	log *slog.Logger
+	log    *slog.Logger
+	engine *atomic.Pointer[rls.Engine] // nil: there will be none that is told; nil inside: there is none yet
+}
+
+func (o storeObserver) tell(what func(*rls.Engine)) {
+	if o.engine == nil {
+		return
+	}
+	if e := o.engine.Load(); e != nil {
+		what(e)
+	}
+}
+
+// Processes has the engine count on that many processes, for emergency caps that are the whole fleet's.
+func (o storeObserver) Processes(n int) {
+	o.Recorder.Processes(n)
+	o.tell(func(e *rls.Engine) { e.SetProcesses(n) })
+}
+
+// StateLost tells that a server's memory is not what it was. A clock that stepped back forgot nothing.
+func (o storeObserver) StateLost(loss redis.Loss) {
+	o.Recorder.StateLost(string(loss))
+	if loss != redis.ClockBack {
+		o.tell(func(e *rls.Engine) { e.StateLost() })
+	}
+}
+
+// ServerChanged tells that a server is another one than before.
+func (o storeObserver) ServerChanged(server string, change redis.Change) {
+	o.Recorder.ServerChanged(server, string(change))
 }
 
 // ConfigFault shows a configuration fault that was found while running, or that it is mended.

@@ -58,6 +58,8 @@ func engineConfig(cfg config.Config, s store, identities rls.Identifier, recorde
 		StoreBudget:       cfg.Redis.Budget,
 		Reserve:           max(cfg.Guard.Reserve, time.Nanosecond), // the engine takes 0 for its default
 		NoDeadline:        cfg.Guard.NoDeadline,
+		MaxInFlight:       cfg.Guard.MaxInFlight,
+		AfterLoss:         cfg.Guard.AfterStateLoss,
 		DenyCache:         denyCache,
 		DropIn:            rls.DropInConfig{Fallback: s.fallback},
 		AuthzDomain:       cfg.Authz.Domain,
@@ -106,7 +108,7 @@ func redisConfig(cfg config.Config, recorder *telemetry.Recorder, log *slog.Logg
 		Budget: cfg.Redis.Budget, Workers: cfg.Redis.Workers, Queue: cfg.Redis.Queue,
 		AssumeNoeviction: cfg.Redis.AssumeNoeviction, ProbeKey: cfg.Redis.KeyPrefix + redis.DefaultProbeKey,
 		Breaker:  rls.BreakerConfig{Failures: cfg.Breaker.Failures, Quarantine: cfg.Breaker.Quarantine},
-		Observer: storeObserver{recorder, log},
+		Observer: storeObserver{recorder, log, nil},
 	}
 	if cfg.Redis.TLS == (config.RedisTLS{}) {
 		return c, nil

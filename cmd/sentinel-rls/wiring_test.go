@@ -55,7 +55,7 @@ redis:
   queue: 99
   assume_noeviction: true
 memory: {max_buckets: 12}
-guard: {reserve: 3ms, no_deadline: 201ms}
+guard: {reserve: 3ms, no_deadline: 201ms, max_in_flight: 77, after_state_loss: 9s}
 breaker: {failures: 6, quarantine: 31s}
 deny_cache: {max_age: 2s, max_buckets: 100}
 jwt:
@@ -168,6 +168,7 @@ func TestWiring(t *testing.T) {
 	wantEngine := rls.Config{
 		DenyCache:   &rls.DenyCacheConfig{MaxAge: 2 * time.Second, Keys: 100},
 		StoreBudget: 21 * time.Millisecond, Reserve: 3 * time.Millisecond, NoDeadline: 201 * time.Millisecond,
+		MaxInFlight: 77, AfterLoss: 9 * time.Second,
 		AuthzDomain: "shop", OKUnknownEndpoint: true, DenyUnknownDomain: true,
 		DescriptorTokens: rls.TokensVerified,
 		Names:            rls.Names{Tenant: "t", EndpointID: "e", User: "u", Cookie: "c", Address: []string{"a"}, Authorization: "z"},

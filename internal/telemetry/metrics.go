@@ -11,6 +11,7 @@ type metrics struct {
 	decisions           *prometheus.CounterVec
 	latency             *prometheus.HistogramVec
 	emergencyAdmissions *prometheus.CounterVec
+	emergencySpent      *prometheus.CounterVec
 	emergencyCapacity   *prometheus.GaugeVec
 	emergencyRefill     *prometheus.GaugeVec
 	shadowDenials       *prometheus.CounterVec
@@ -27,6 +28,9 @@ type metrics struct {
 	transitions     closedCounter[string]
 	queueFull       prometheus.Counter
 	undone          closedCounter[string]
+	stateLost       closedCounter[string]
+	serverChanged   closedCounter[string]
+	processes       prometheus.Gauge
 	connections     prometheus.Gauge
 	storeUnfit      prometheus.Gauge
 	memoryOverflow  prometheus.Counter
@@ -70,6 +74,8 @@ func newMetrics(reg prometheus.Registerer) metrics {
 		}, []string{"endpoint_id", "decision_reason"})),
 		emergencyAdmissions: counterVec(reg, "sentinel_emergency_admissions_total",
 			"Requests admitted by the emergency limiter while the store could not answer.", "endpoint_id"),
+		emergencySpent: counterVec(reg, "sentinel_emergency_spent_total",
+			"What requests that the emergency limiter admitted cost, in cost units.", "endpoint_id"),
 		emergencyCapacity: gaugeVec(reg, "sentinel_emergency_capacity",
 			"Burst that the emergency limiter of this process admits while the store cannot answer, in cost units.", "endpoint_id"),
 		emergencyRefill: gaugeVec(reg, "sentinel_emergency_refill_per_second",
@@ -102,6 +108,12 @@ func newMetrics(reg prometheus.Registerer) metrics {
 			"Calls that found the queue to the store full and were answered as if it were unavailable."),
 		undone: closed(reg, "sentinel_store_undone_total",
 			"Groups over several slots of a cluster that took from one and could not from another.", "outcome", "given_back", "left_spent"),
+		stateLost: closed(reg, "sentinel_store_state_lost_total",
+			"Times the memory of a server of the store was found to be not what it had been.", "how", "empty", "older", "clock_back"),
+		serverChanged: closed(reg, "sentinel_store_server_changed_total",
+			"Times a server of the store was found to be another one than before.", "what", "run_id", "replication_id"),
+		processes: gauge(reg, "sentinel_processes",
+			"Processes that share the store, as last learnt from it; 0: never."),
 		connections: gauge(reg, "sentinel_store_connections", "Open connections to the store."),
 		storeUnfit: gauge(reg, "sentinel_store_unfit",
 			"1 while the store's configuration is unfit (eviction, rights, version), so that nothing is sent to it."),

@@ -165,6 +165,23 @@ func (r *Recorder) Undone(ok bool) {
 	}
 }
 
+// StateLost counts and logs that the memory of a server of the store is not what it was.
+func (r *Recorder) StateLost(how string) {
+	r.metrics.stateLost.add(how, 1)
+	r.log.LogAttrs(context.Background(), slog.LevelWarn, "the store's memory is not what it was: limits admit again what was spent",
+		slog.String("how", how))
+}
+
+// ServerChanged counts and logs that a server of the store is another one than before.
+func (r *Recorder) ServerChanged(server, what string) {
+	r.metrics.serverChanged.add(what, 1)
+	r.log.LogAttrs(context.Background(), slog.LevelInfo, "a server of the store is another one than before",
+		slog.String("server", server), slog.String("what", what))
+}
+
+// Processes shows how many processes share the store.
+func (r *Recorder) Processes(n int) { r.metrics.processes.Set(float64(n)) }
+
 // StoreUnfit shows whether the store's configuration is unfit, so that nothing is sent to it.
 func (r *Recorder) StoreUnfit(unfit bool) { r.metrics.storeUnfit.Set(oneIf(unfit)) }
 
@@ -193,6 +210,7 @@ type endpoint struct {
 	latencies  *prometheus.HistogramVec
 	latency    [len(reasons)]atomic.Pointer[prometheus.Observer] // nil: no decision yet
 	admissions prometheus.Counter
+	spent      prometheus.Counter
 	shadow     prometheus.Counter
 	cost       prometheus.Counter
 	capacity   prometheus.Gauge
@@ -206,6 +224,7 @@ func newEndpoint(m *metrics, id string) *endpoint {
 		id:         id,
 		latencies:  m.latency,
 		admissions: m.emergencyAdmissions.WithLabelValues(id),
+		spent:      m.emergencySpent.WithLabelValues(id),
 		shadow:     m.shadowDenials.WithLabelValues(id),
 		cost:       m.costRefused.WithLabelValues(id),
 		capacity:   m.emergencyCapacity.WithLabelValues(id),
@@ -241,13 +260,16 @@ func (e *endpoint) latencyOf(i int) prometheus.Observer {
 // EmergencyAdmission counts an admission by the emergency limiter.
 func (e *endpoint) EmergencyAdmission() { e.admissions.Inc() }
 
+// EmergencySpent counts what admissions by the emergency limiter cost.
+func (e *endpoint) EmergencySpent(cost int64) { e.spent.Add(float64(max(cost, 0))) }
+
 // ShadowDenial counts what a shadow policy would have denied.
 func (e *endpoint) ShadowDenial() { e.shadow.Inc() }
 
 // CostRefused counts a descriptor that asked for more than a limit's max_cost.
 func (e *endpoint) CostRefused() { e.cost.Inc() }
 
-// EmergencyBound shows the emergency cap of this process; zeros for an endpoint without one.
+// EmergencyBound shows this process's part of an endpoint's emergency caps; zeros for an endpoint without one.
 func (e *endpoint) EmergencyBound(capacity, refillPerSecond float64) {
 	e.capacity.Set(capacity)
 	e.refill.Set(refillPerSecond)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -285,7 +284,7 @@ func (c *cluster) probe(ctx context.Context) error {
 	errs := make([]error, len(nodes))
 	var probes sync.WaitGroup
 	for i, n := range nodes {
-		probes.Go(func() { errs[i] = c.store.probeNode(ctx, n, c.probeKey(n)) })
+		probes.Go(func() { errs[i] = c.store.probeNode(ctx, n, c.keyOn(n, c.store.ProbeKey)) })
 	}
 	probes.Wait()
 	// What waiting does not mend counts for more.
@@ -312,14 +311,9 @@ func (c *cluster) probeSeeds(ctx context.Context) error {
 	return problem(err)
 }
 
-// probeTries is how many keys are tried for one that a server keeps. With a slot in a hundred it is missed never.
-const probeTries = 4096
-
-// probeKey returns a key for the probe of a server, or none when it keeps next to no slots.
-func (c *cluster) probeKey(n *node) string {
-	for i := range probeTries {
-		key := strings.Replace(c.store.ProbeKey, "{probe}", fmt.Sprintf("{probe%d}", i), 1)
-		if c.slots[slotOf(key)].Load() == n {
+func (c *cluster) keyOn(n *node, key string) string {
+	for i := range taggedKeys {
+		if key := tagged(key, i); c.slots[slotOf(key)].Load() == n {
 			return key
 		}
 	}

@@ -153,9 +153,12 @@ func calls(t testing.TB, client *goredis.Client, command string) int {
 type observer struct {
 	trips, failed, groups, largest atomic.Int64
 	loads, queueFull, connections  atomic.Int64
-	undone, leftSpent              atomic.Int64
-	fault                          atomic.Pointer[redis.ConfigFault]
-	faults                         atomic.Int64
+	undone, leftSpent, processes   atomic.Int64
+
+	mu     sync.Mutex // guards notes
+	notes  map[string]int
+	fault  atomic.Pointer[redis.ConfigFault]
+	faults atomic.Int64
 }
 
 func (o *observer) RoundTrip(groups int, _ time.Duration, ok bool) {
@@ -171,6 +174,28 @@ func (o *observer) RoundTrip(groups int, _ time.Duration, ok bool) {
 		o.failed.Add(1)
 	}
 }
+func (o *observer) Processes(n int)           { o.processes.Store(int64(n)) }
+func (o *observer) StateLost(loss redis.Loss) { o.note(string(loss)) }
+func (o *observer) ServerChanged(_ string, c redis.Change) {
+	o.note(string(c))
+}
+
+// note counts what was told of the server itself.
+func (o *observer) note(what string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.notes == nil {
+		o.notes = make(map[string]int)
+	}
+	o.notes[what]++
+}
+
+func (o *observer) noted(what string) int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.notes[what]
+}
+
 func (o *observer) BreakerChanged(_, _, _ string) {}
 func (o *observer) ScriptLoaded()                 { o.loads.Add(1) }
 func (o *observer) QueueFull()                    { o.queueFull.Add(1) }

@@ -23,8 +23,9 @@ type node struct {
 	queue   chan *call
 	stopped chan struct{} // closed when no worker will take from the queue any more
 
-	down  atomic.Bool // the last thing sent to the server failed
-	limit batchLimit
+	down     atomic.Bool              // the last thing sent to the server failed
+	identity atomic.Pointer[identity] // by the last probe
+	limit    batchLimit
 
 	// astray is told that the server lost a batch or sent it elsewhere: the cluster may have another layout by now.
 	astray func()
@@ -41,10 +42,14 @@ func (s *Store) newNode(addr string, lookup func(context.Context) (string, error
 	d.lookup = lookup
 	n := &node{
 		settings: &s.settings, addr: addr, dialer: d, astray: func() {},
-		client:  redis.NewClient(s.options(d, login{s.username, s.password, s.PasswordFile})),
 		queue:   make(chan *call, s.Queue),
 		stopped: make(chan struct{}),
 	}
+	options := s.options(d, login{s.username, s.password, s.PasswordFile})
+	if s.heart != nil {
+		options.OnConnect = func(ctx context.Context, cn *redis.Conn) error { return s.heart.greet(ctx, n, cn) }
+	}
+	n.client = redis.NewClient(options)
 	breaker := s.Breaker
 	breaker.OnChange = func(from, to string) {
 		if s.Breaker.OnChange != nil {

@@ -29,6 +29,9 @@ func (c Config) withDefaults() Config {
 	if c.ProbeEvery == 0 {
 		c.ProbeEvery = DefaultProbeEvery
 	}
+	if c.HeartbeatEvery == 0 {
+		c.HeartbeatEvery = DefaultHeartbeatEvery
+	}
 	if c.Observer == nil {
 		c.Observer = nobody{}
 	}
@@ -45,6 +48,8 @@ func (c Config) check() error {
 	check(c.Budget > 0, "budget %v: must be positive", c.Budget)
 	check(c.Workers > 0, "%d workers: must be positive", c.Workers)
 	check(c.ProbeEvery > 0, "a probe every %v: must be positive", c.ProbeEvery)
+	check(c.HeartbeatEvery > 0, "a heartbeat every %v: must be positive", c.HeartbeatEvery)
+	check(c.HeartbeatKey == "" || strings.Contains(c.HeartbeatKey, "}"), "the heartbeat's key %q: must have a hash tag", c.HeartbeatKey)
 	check(c.Queue > 0, "a queue of %d calls: must be positive", c.Queue)
 	for _, file := range []string{c.PasswordFile, c.SentinelPasswordFile} {
 		if file != "" {
@@ -153,6 +158,6 @@ func (s *settings) options(d *dialer, who login) *redis.Options {
 	return o
 }
 
-// ownConns is how many connections to a server are the store's own, beside one for each worker: the probe's, and in a
-// cluster the one on which its layout is asked for.
-const ownConns = 2
+// ownConns is how many connections to a server are the store's own, beside one for each worker: the probe's, the
+// heartbeat's, and in a cluster the one on which its layout is asked for.
+const ownConns = 3

@@ -53,8 +53,10 @@ func (s *Store) probeNode(ctx context.Context, n *node, key string) (err error) 
 }
 
 func (s *Store) probeServer(ctx context.Context, n *node) error {
-	var info [2]string // empty where it may not be read
-	cmds := []*redis.Cmd{redis.NewCmd(ctx, "info", "server"), redis.NewCmd(ctx, "info", "memory")}
+	var info [3]string // empty where it may not be read
+	cmds := []*redis.Cmd{
+		redis.NewCmd(ctx, "info", "server"), redis.NewCmd(ctx, "info", "memory"), redis.NewCmd(ctx, "info", "replication"),
+	}
 	n.pipeline(ctx, cmds)
 	for i, cmd := range cmds {
 		var err error
@@ -63,6 +65,7 @@ func (s *Store) probeServer(ctx context.Context, n *node) error {
 			return problem(err)
 		}
 	}
+	n.recognise(identity{infoField(info[0], "run_id"), infoField(info[2], "master_replid")})
 	if fault := unfitServer(info[0], s.topology); fault != nil {
 		return fault
 	}

@@ -80,6 +80,13 @@ type Config struct {
 	// ProbeEvery is how often a running store probes the server; 0 means DefaultProbeEvery.
 	ProbeEvery time.Duration
 
+	// HeartbeatKey is where this process says that it is there, and from which it learns how many do, and whether the
+	// server's memory is whole: see Observer. It needs a hash tag, and the prefix of the other keys. Empty: it does not.
+	HeartbeatKey string
+
+	// HeartbeatEvery is how often; 0 means DefaultHeartbeatEvery.
+	HeartbeatEvery time.Duration
+
 	// Breaker holds the thresholds of the circuit breaker.
 	Breaker rls.BreakerConfig
 
@@ -96,6 +103,12 @@ type Observer interface {
 	QueueFull()                             // a call found the queue full and failed
 	Connections(open int)                   // the number of open connections changed
 	ConfigFault(fault *ConfigFault)         // a configuration fault was found while running; nil: it is mended
+	// Processes is how many processes share the store, this one included, whenever that changes. Nobody is told that it
+	// cannot be learnt any more.
+	Processes(n int)
+	StateLost(loss Loss)                        // a server's memory is not what it was
+	ServerChanged(server string, change Change) // a server is another one than it was
+
 	// Undone is a group over several slots of a cluster that took from one and could not from another: whether what it
 	// took was given back, or stays spent until the bucket refills.
 	Undone(ok bool)
@@ -106,6 +119,7 @@ type Store struct {
 	settings
 	servers servers
 	encoder *lua.Encoder
+	heart   *heart // nil: there is no heartbeat
 
 	fault atomic.Pointer[ConfigFault] // found by watch, or nil
 
@@ -123,6 +137,8 @@ type servers interface {
 	probe(ctx context.Context) error
 	// do sends one command about a key to the server that keeps it, without a queue or a breaker.
 	do(ctx context.Context, key string, cmd redis.Cmder) error
+	// keyOn returns a key like key that a server keeps; empty when none is found.
+	keyOn(n *node, key string) string
 	// nodes returns the servers that decide now.
 	nodes() []*node
 }
@@ -142,6 +158,9 @@ func New(cfg Config) (*Store, error) {
 	// What the library would print is in the errors that it returns.
 	redis.SetLogger(silent{})
 	s := &Store{settings: *settings, encoder: lua.NewEncoder()}
+	if s.HeartbeatKey != "" {
+		s.heart = newHeart(s)
+	}
 	switch s.topology {
 	case clustered:
 		s.servers = newCluster(s)
@@ -158,7 +177,16 @@ func New(cfg Config) (*Store, error) {
 func (s *Store) Run(ctx context.Context) error {
 	var watching sync.WaitGroup
 	watching.Go(func() { s.watch(ctx) })
-	err := s.servers.run(ctx)
+	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
+	if s.heart == nil {
+		context.AfterFunc(ctx, stop)
+	} else {
+		watching.Go(func() {
+			defer stop() // the servers are still needed to say that this process leaves
+			s.heart.run(ctx)
+		})
+	}
+	err := s.servers.run(serving)
 	watching.Wait()
 	return err
 }
@@ -250,6 +278,8 @@ func newSingle(s *Store) *single {
 
 func (s *single) nodes() []*node { return []*node{s.node} }
 
+func (s *single) keyOn(_ *node, key string) string { return key }
+
 func (s *single) probe(ctx context.Context) error { return s.store.probeNode(ctx, s.node, s.ProbeKey) }
 
 func (s *single) decide(ctx context.Context, groups []rls.Group, answers []rls.Answer) {
@@ -291,6 +321,9 @@ func (nobody) QueueFull()                         {}
 func (nobody) Connections(int)                    {}
 func (nobody) ConfigFault(*ConfigFault)           {}
 func (nobody) Undone(bool)                        {}
+func (nobody) Processes(int)                      {}
+func (nobody) StateLost(Loss)                     {}
+func (nobody) ServerChanged(string, Change)       {}
 
 type silent struct{}
 
