@@ -192,8 +192,25 @@ func (s *stage) beside(ctx context.Context, name string) (valid, forged *load.Re
 	return valid, forged, both.Wait()
 }
 
-// forgedAlone sends forged tokens and nothing else, and returns how many commands on buckets the store ran meanwhile.
-func (s *stage) forgedAlone(ctx context.Context) (int64, error) {
+// forgedAlone sends forged tokens and nothing else, and returns how many commands on buckets the store ran meanwhile: the
+// least of a few times, since the process' own heartbeat, every two seconds, looks the same.
+func (s *stage) forgedAlone(ctx context.Context) (least int64, err error) {
+	for try := range 5 {
+		n, err := s.forgedOnce(ctx)
+		if err != nil {
+			return 0, err
+		}
+		if try == 0 || n < least {
+			least = n
+		}
+		if least == 0 {
+			break
+		}
+	}
+	return least, nil
+}
+
+func (s *stage) forgedOnce(ctx context.Context) (int64, error) {
 	before, err := bucketCommands(ctx, s.client)
 	if err != nil {
 		return 0, err
