@@ -273,13 +273,14 @@ const reloadEnv = "RELOAD_FOR"
 // bucket that no change concerns admits exactly its capacity.
 func TestReloadUnderLoad(t *testing.T) {
 	const rate, every, capacity = 500, 100 * time.Millisecond, 300
-	lasts, deadline := 2*time.Second, 10*time.Second // deadlines are nothing to measure with the race detector beside other tests
+	// Deadlines and budgets are nothing to measure with the race detector beside other tests.
+	lasts, deadline, env := 2*time.Second, 10*time.Second, []string{"SENTINEL_REDIS_BUDGET=5s"}
 	if text := os.Getenv(reloadEnv); text != "" {
 		var err error
 		if lasts, err = time.ParseDuration(text); err != nil {
 			t.Fatal(err)
 		}
-		deadline = 200 * time.Millisecond
+		deadline, env = 200*time.Millisecond, nil
 	}
 	policies := func(i int) string {
 		return fmt.Sprintf(`
@@ -290,7 +291,7 @@ endpoints:
 `, capacity, i+1, 1_000_000+i)
 	}
 	dir := files(t, map[string]string{"sentinel.yaml": shopConfig, "secret": secret, "policies/load.yaml": policies(0)})
-	process, in := startProcess(t, nil, "--config", filepath.Join(dir, "sentinel.yaml"))
+	process, in := startProcess(t, env, "--config", filepath.Join(dir, "sentinel.yaml"))
 	conns, err := drive.Dial(t.Context(), in.grpcAddr, 2)
 	if err != nil {
 		t.Fatal(err)

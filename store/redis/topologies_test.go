@@ -56,8 +56,9 @@ func TestConformanceOverTLS(t *testing.T) {
 		leastUser(t, client)
 		cfg := certain(server.URL())
 		cfg.Username, cfg.PasswordFile = "least", password
-		cfg.TLS, err = files.Config()
+		tls, err := files.Config()
 		must(t, err)
+		cfg.TLS = tls
 		return storetest.Harness{Store: open(t, cfg), Server: backend{server, client}}
 	})
 }
