@@ -41,6 +41,10 @@ func newKeyParts(prefix string, p *Policy, l *Limit) keyParts {
 		k.tail += ":" + l.Name
 	}
 	k.unknown = k.head + "{unknown}" + k.tail
+	if p.Tenant != "" && l.Scope == ScopeUser {
+		var tenant hash // its numbers, perhaps its algorithm, are this tenant's own, and so must the bucket be
+		k.unknown = k.head + "{" + string(tenant.once("", p.Tenant).hex[:]) + "}:{unknown}" + k.tail
+	}
 	var domain hash
 	k.global = k.of(domain.once("global:", p.Domain))
 	return k
@@ -49,7 +53,8 @@ func newKeyParts(prefix string, p *Policy, l *Limit) keyParts {
 func (k *keyParts) of(h *hash) string { return k.head + "{" + string(h.hex[:]) + "}" + k.tail }
 
 // Key returns the store key of the bucket that l keeps for s. False: the limit does not apply (scope cookie without a
-// cookie). Any other missing identity gives the limit's {unknown} bucket; a user without tenant is a missing identity.
+// cookie). Any other missing identity gives the limit's {unknown} bucket; a user without tenant is a missing identity. A
+// limit of a tenant's replacement has an {unknown} bucket of the tenant's.
 func (l *Limit) Key(s *Subject) (string, bool) {
 	k := &l.key
 	switch l.Scope {

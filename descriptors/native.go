@@ -475,8 +475,10 @@ func (s *source) tenant(name, v value, d draft) *Policy {
 	return &p
 }
 
-// checkShared holds the limits of a replacement whose buckets other tenants use too against the policy's own: two
-// algorithms on one key would each read the other's state as damaged, and start afresh.
+// checkShared holds the limits of a replacement whose buckets other tenants use too against the policy's own. Two
+// algorithms on one key would each read the other's state as damaged, and start afresh. Two capacities or refills would
+// each refill the bucket for the other: everyone's would hold what the larger numbers give. A window's limit may differ:
+// what is kept is a count, and each tenant is held against its own limit on it.
 func (s *source) checkShared(own, replaced []Limit, v value) {
 	for _, l := range replaced {
 		if l.Rule == (algorithms.Rule{}) || (l.Scope != ScopeGlobal && l.Scope != ScopeClientIP) {
@@ -490,6 +492,9 @@ func (s *source) checkShared(own, replaced []Limit, v value) {
 		case own[i].Rule != (algorithms.Rule{}) && !sameShape(own[i].Rule, l.Rule):
 			s.report(l.Line, v.at, fmt.Sprintf("the %s limit %s has another algorithm or window than in line %d", l.Scope, l.label(), own[i].Line),
 				"tenants share its bucket: keep the policy's algorithm and window, or use another name in both")
+		case own[i].Rule != (algorithms.Rule{}) && l.Rule.Kind() == algorithms.TokenBucket && own[i].Rule != l.Rule:
+			s.report(l.Line, v.at, fmt.Sprintf("the %s limit %s has another capacity or refill than in line %d", l.Scope, l.label(), own[i].Line),
+				"tenants share its bucket, which cannot refill at two rates: keep the policy's numbers, give the tenant a limit with scope: tenant, or use a window")
 		}
 	}
 }

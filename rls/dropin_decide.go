@@ -81,6 +81,12 @@ func (e *Engine) decideDropIn(ctx context.Context, snap *snapshot, domain *descr
 	if domain != nil {
 		e.matchAll(p, snap, domain, r)
 	}
+	if len(p.takes) > MaxTakes {
+		e.cfg.Recorder.RequestRefused(BoundTakes)
+		res := unasked(len(r.Descriptors), false, InvalidRequest, false)
+		res.Plain = true
+		return res, nil
+	}
 	sent := e.sinceStart()
 	e.askCache(p, sent)
 	p.group()
@@ -693,7 +699,7 @@ func (e *Engine) useDropIns(next *snapshot, before map[bucketID]*emergencyBucket
 			state.limits[i] = Limit{Name: l.Name, Rule: l.Rule, PerUnit: l.PerUnit, Unit: l.Unit, Multiplier: l.Multiplier}
 		}
 		if r.Emergency != nil {
-			id := bucketID{DropInEndpoint(r.Domain), name.String(), ""}
+			id := bucketID{DropInEndpoint(r.Domain), strings.Join(r.Levels, "\x00"), ""} // a level may hold what String puts between two
 			bucket, err := e.emergencyBucketFor(id, *r.Emergency, next.buckets, before)
 			if err != nil {
 				return fmt.Errorf("%s:%d: emergency: %w", r.File, r.Line, err)

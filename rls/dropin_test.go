@@ -547,6 +547,48 @@ func TestRLS_24_what_a_request_may_hold(t *testing.T) {
 	}
 }
 
+func TestRLS_24_what_the_rules_of_a_request_may_ask(t *testing.T) {
+	t.Parallel()
+	limits := slices.Repeat([]string{"{unit: hour, requests_per_unit: 1}"}, descriptors.MaxNodeLimits)
+	for _, together := range []bool{false, true} {
+		d := newDropIn(t, fmt.Sprintf("domain: shop\nall_or_nothing: %v\ndescriptors: [{key: k, fail_mode: error, rate_limit: [%s]}]\n", together, strings.Join(limits, ", ")))
+		var words []string
+		for i := range 64 {
+			words = append(words, fmt.Sprint("k=", i))
+		}
+		res := d.ask(t, ask("shop", words...))
+		if res.Allowed || res.Reason != rls.InvalidRequest || !res.Plain || len(res.Statuses) != len(words) || d.store.calls > 0 {
+			t.Errorf("together %v: %v %s, %d store calls", together, res.Allowed, res.Reason, d.store.calls)
+		}
+		if got := d.notes.take(); got["refused takes"] != 1 {
+			t.Errorf("together %v: recorded %v", together, got)
+		}
+		if res := d.ask(t, ask("shop", words[:rls.MaxTakes/descriptors.MaxNodeLimits]...)); !res.Allowed {
+			t.Errorf("together %v: %s", together, words[:1])
+		}
+	}
+}
+
+// Rules whose names read alike have each a cap of its own, also after a reload.
+func TestCapsOfRulesThatReadAlike(t *testing.T) {
+	t.Parallel()
+	const alike = `
+domain: shop
+descriptors:
+  - {key: a.b, emergency: {capacity: 2, refill: 0}, rate_limit: {unit: hour, requests_per_unit: 100}}
+  - {key: a, descriptors: [{key: b, emergency: {capacity: 2, refill: 0}, rate_limit: {unit: hour, requests_per_unit: 100}}]}
+`
+	d := newDropIn(t, alike)
+	if err := d.Use(parse(t, alike)); err != nil {
+		t.Fatal(err)
+	}
+	d.store.fail = rls.ErrUnavailable
+	d.plays(t, "shop", `
+		a.b=x *2 -> OK [ok 1 of 100/hour 1s]
+		a=x b=x *2 -> OK [ok 1 of 100/hour 1s]
+		a=x b=x -> OVER [over 0 of 100/hour 1s]`)
+}
+
 func TestRLS_26_no_folding(t *testing.T) {
 	t.Parallel()
 	newDropIn(t, basic).plays(t, "shop", `

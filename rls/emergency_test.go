@@ -4,12 +4,16 @@ import (
 	"fmt"
 	"maps"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"pgregory.net/rapid"
+
+	"github.com/sentinel-rls/sentinel-rls/descriptors"
 	"github.com/sentinel-rls/sentinel-rls/rls"
 )
 
@@ -269,4 +273,117 @@ func TestSetProcessesUnderLoad(t *testing.T) {
 	if n := admitted.Load(); n < 12 {
 		t.Errorf("admitted %d", n)
 	}
+}
+
+// policiesOf is a set of three policies, of which only what is asked of has an emergency cap, or is there at all.
+func policiesOf(orders, tenant, dropIn string) string {
+	text := "domain: shop\nendpoints:\n  pay: {policy_version: 1, fail_mode: fail_closed, limits: unlimited}\n"
+	if orders != "" {
+		text += "  orders: {policy_version: 1, " + orders + ", limits: [{algorithm: token_bucket, capacity: 1000, refill: 0}]" + tenant + "}\n"
+	}
+	return text + "---\ndomain: files\ndescriptors: [{key: other, rate_limit: {unit: hour, requests_per_unit: 9}}" + dropIn + "]\n"
+}
+
+// TestCapsOutliveTheirPolicies: however policies come and go during an outage, a cap never starts afresh: no more is
+// admitted than its largest capacity and its largest refill over the time.
+func TestCapsOutliveTheirPolicies(t *testing.T) {
+	const capacity, seconds = 20, 60
+	orders := rapid.SampledFrom([]string{
+		"", "fail_mode: fail_closed",
+		"fail_mode: fail_open, emergency: {capacity: 20, refill: 1/10s}", "fail_mode: fail_open, emergency: {capacity: 15, refill: 1/20s}",
+		"fail_mode: fail_open, emergency: {capacity: 20, refill: 1/10s, per_key: {capacity: 20, refill: 1/10s}}",
+	})
+	tenants := rapid.SampledFrom([]string{"", ", tenants: {acme: {mode: enforce}}"})
+	dropIns := rapid.SampledFrom([]string{
+		"", ", {key: a.b, emergency: {capacity: 20, refill: 1/10s}, rate_limit: {unit: hour, requests_per_unit: 1000}}",
+		", {key: a.b, rate_limit: {unit: hour, requests_per_unit: 0}}",
+	})
+	rapid.Check(t, func(rt *rapid.T) {
+		var sets []string
+		for range seconds {
+			sets = append(sets, policiesOf(orders.Draw(rt, "orders"), tenants.Draw(rt, "tenants"), dropIns.Draw(rt, "files")))
+		}
+		synctest.Test(t, func(t *testing.T) {
+			d := newDropIn(t, basic)
+			d.store.fail = rls.ErrUnavailable
+			admitted := map[string]int{}
+			for _, text := range sets {
+				native, files, _ := strings.Cut(text, "---\n")
+				set, err := descriptors.Parse([]descriptors.File{{Name: "a.yaml", Data: []byte(native)}, {Name: "b.yaml", Data: []byte(files)}}, descriptors.Options{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := d.Use(set); err != nil {
+					t.Fatal(err)
+				}
+				for range 7 {
+					for what, r := range map[string]rls.Request{
+						"orders": ask("shop", "endpoint_id=orders tenant=acme"), "files": ask("files", "a.b=x"),
+					} {
+						res, err := d.Decide(t.Context(), r)
+						if err != nil {
+							t.Fatal(err)
+						}
+						if res.Allowed && res.Source == rls.SourceEmergency {
+							admitted[what]++
+						}
+					}
+				}
+				time.Sleep(time.Second)
+			}
+			for what, n := range admitted {
+				if most := capacity + seconds/10; n > most {
+					rt.Errorf("%s: %d admitted, the cap is %d", what, n, most)
+				}
+			}
+		})
+	})
+}
+
+// TestRetiredCapsAreBounded: what is kept of policies that are gone is bounded in number and time.
+func TestRetiredCapsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, policy("first"))
+		f.store.fail = rls.ErrUnavailable
+		admits := func(endpoint string) int { return f.admit(t, 3, "endpoint_id="+endpoint+" tenant=a") }
+		use := func(endpoint string) {
+			t.Helper()
+			if err := f.Use(parse(t, policy(endpoint))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := admits("first"); n != 2 {
+			t.Fatalf("admitted %d of a cap of 2", n)
+		}
+		use("last")
+		use("first")
+		if n := admits("first"); n != 0 {
+			t.Errorf("a policy that came back brought %d admissions", n)
+		}
+		use("last")
+		time.Sleep(rls.RetiredCapsAge + time.Second)
+		use("other")
+		use("first")
+		if n := admits("first"); n != 2 {
+			t.Errorf("after a day: admitted %d, want a fresh cap's 2", n)
+		}
+		for i := range rls.MaxRetiredCaps + 1 {
+			use(fmt.Sprint("e", i))
+			admits(fmt.Sprint("e", i))
+			time.Sleep(time.Millisecond)
+		}
+		use("last")
+		for endpoint, want := range map[string]int{"first": 2, "e1": 0, fmt.Sprint("e", rls.MaxRetiredCaps): 0} {
+			use(endpoint)
+			if n := admits(endpoint); n != want {
+				t.Errorf("%s: admitted %d, want %d", endpoint, n, want)
+			}
+		}
+	})
+}
+
+// policy is a set of one policy, whose cap never refills.
+func policy(endpoint string) string {
+	return "domain: shop\nendpoints:\n  " + endpoint + ": {policy_version: 1, fail_mode: fail_open, emergency: {capacity: 2, refill: 0}, " +
+		"limits: [{algorithm: token_bucket, capacity: 1000, refill: 0}]}\n"
 }

@@ -111,8 +111,9 @@ type Engine struct {
 
 	guardedUntil atomic.Int64 // since start, in nanoseconds: see Config.AfterLoss
 
-	loading     sync.Mutex // held by Use and SetProcesses
-	bucketsMade uint64     // names emergency buckets for their lock order; guarded by loading
+	loading     sync.Mutex  // held by Use and SetProcesses
+	bucketsMade uint64      // names emergency buckets for their lock order; guarded by loading
+	retired     retiredCaps // guarded by loading
 }
 
 // New returns an engine without policies: until Use it knows no domain.
@@ -144,7 +145,7 @@ func New(cfg Config) (*Engine, error) {
 	}
 
 	cfg.Store = &capped{store: cfg.Store, most: int64(cfg.MaxInFlight)}
-	e := &Engine{cfg: cfg, start: time.Now(), store: cfg.Store}
+	e := &Engine{cfg: cfg, start: time.Now(), store: cfg.Store, retired: make(retiredCaps)}
 	e.ruleStats = newRuleStats(cfg.DropIn.Recorder, cfg.DropIn.MaxStats)
 	if cfg.DropIn.LocalCacheBytes > 0 {
 		e.over = newOverCache(cfg.DropIn.LocalCacheBytes)
@@ -220,8 +221,8 @@ type policyState struct {
 	recorder  EndpointRecorder
 }
 
-// Use makes set the active one for every request that arrives from now on. Emergency caps of policies that stay keep
-// what was spent of them. The error names a policy whose emergency cap no rule can hold.
+// Use makes set the active one for every request that arrives from now on. Emergency caps of policies that stay, or come
+// back within RetiredCapsAge, keep what was spent of them. The error names a policy whose emergency cap no rule can hold.
 func (e *Engine) Use(set *descriptors.Set) error {
 	e.loading.Lock()
 	defer e.loading.Unlock()
@@ -246,6 +247,7 @@ func (e *Engine) Use(set *descriptors.Set) error {
 	}
 	next.stateBounds(&e.fleet)
 	e.active.Store(next)
+	e.retired.change(before, next.buckets, e.sinceStart())
 	if e.denied != nil {
 		e.denied.Drop()
 	}
@@ -298,7 +300,11 @@ func (e *Engine) emergencyBucketFor(id bucketID, limits descriptors.Emergency, m
 	if err != nil {
 		return nil, err
 	}
-	if old := before[id]; old != nil {
+	old := before[id]
+	if old == nil {
+		old = e.retired[id].emergencyBucket
+	}
+	if old != nil {
 		if old.same(b) {
 			b = old
 		} else {

@@ -148,14 +148,14 @@ func TestLimitsAreAsDocumented(t *testing.T) {
 	for what, bound := range map[string]any{
 		"one gRPC message": size(cfg.GRPC.MaxRecvBytes), "descriptors of a request": cfg.Bounds.Descriptors,
 		"entries of a descriptor": cfg.Bounds.Entries, "bytes of an entry's key": cfg.Bounds.KeyBytes, "bytes of an entry's value": cfg.Bounds.ValueBytes,
-		"limits that one request meets together": rls.MaxTakes, "a bearer token": size(identity.MaxTokenBytes),
+		"buckets that one request asks for together": rls.MaxTakes, "a bearer token": size(identity.MaxTokenBytes),
 		"capacity of a token bucket": algorithms.MaxCapacity, "limit of a window": algorithms.MaxLimit,
 		"a native policy file": size(descriptors.MaxFileBytes), "a file of envoyproxy/ratelimit": size(descriptors.MaxDropInFileBytes),
 		"limits on one drop-in node": descriptors.MaxNodeLimits, "all policy files together": size(policyfile.MaxTotalBytes),
 		"problems reported of one set": maxProblems, "buckets of the memory store": cfg.Memory.MaxBuckets,
 		"remembered denials": cfg.DenyCache.MaxBuckets, "age of a remembered denial": "1 s", "verified tokens kept": cfg.JWT.CacheTokens,
 		"shares of an emergency cap (`per_key`)": rls.MaxEmergencyShares, "statistics of drop-in rules whose names hold values of requests": rls.DefaultMaxStats,
-		"log lines waiting to be written": logQueueLines, "a JWK set": size(identity.MaxJWKSBytes), "connections to the gRPC port": maxConnections,
+		"emergency caps of policies that are gone": rls.MaxRetiredCaps, "log lines waiting to be written": logQueueLines, "a JWK set": size(identity.MaxJWKSBytes), "connections to the gRPC port": maxConnections,
 		"calls in flight on a connection": cfg.GRPC.MaxConcurrentStreams, "calls waiting for Redis": cfg.Redis.Queue,
 		"one round trip to Redis": "20 ms", "a call that comes without a deadline": "200 ms", "connections to Redis": cfg.Redis.Workers,
 	} {
