@@ -35,6 +35,10 @@ endif
 bench: servers ## Throughput, CPU per call and memory beside a bare gRPC server (ARGS=… for the program)
 	go run ./test/bench $(ARGS)
 
+.PHONY: bench-check
+bench-check: servers ## The ratios of `make bench` in short, against floors below which something has become slow
+	go run ./test/bench -gate $(ARGS)
+
 .PHONY: chaos
 chaos: servers ## Failure drills against a real server (DRILL=frozen for one of them)
 	go run ./test/chaos -drill "$(DRILL)"

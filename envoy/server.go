@@ -99,7 +99,7 @@ func NewServer(cfg Config) (*Server, error) {
 	}
 	g := guard{recorder: cfg.Recorder, log: cfg.Log}
 	s := &Server{
-		grpc: grpc.NewServer(append(cfg.options(),
+		grpc: grpc.NewServer(append(cfg.ServerOptions(),
 			grpc.ForceServerCodecV2(newCodec(cfg.Recorder.Repaired)),
 			grpc.UnaryInterceptor(g.unary),
 		)...),
@@ -138,7 +138,9 @@ func (cfg *Config) check() error {
 	return errors.Join(problems...)
 }
 
-func (cfg *Config) options() []grpc.ServerOption {
+// ServerOptions returns how the gRPC server is set, without its codec and interceptor: what another server takes to be
+// measured under the same conditions.
+func (cfg *Config) ServerOptions() []grpc.ServerOption {
 	window := cmp.Or(cfg.WindowBytes, 1<<20)
 	security := insecure.NewCredentials()
 	if cfg.TLS != nil {

@@ -22,6 +22,7 @@ import (
 	"github.com/sentinel-rls/sentinel-rls/identity"
 	"github.com/sentinel-rls/sentinel-rls/identity/jwks"
 	"github.com/sentinel-rls/sentinel-rls/internal/admin"
+	"github.com/sentinel-rls/sentinel-rls/internal/collector"
 	tiers "github.com/sentinel-rls/sentinel-rls/internal/run"
 	"github.com/sentinel-rls/sentinel-rls/internal/telemetry"
 	"github.com/sentinel-rls/sentinel-rls/rls"
@@ -38,7 +39,7 @@ type serveCommand struct {
 
 // Run serves until the context is done.
 func (c *serveCommand) Run(env *environment) error {
-	tuneCollector(env.variables)
+	collector.Tune(env.variables)
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP) // before anything else: a hangup must not end a process that is starting
 	defer signal.Stop(hangups)

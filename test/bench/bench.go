@@ -6,7 +6,6 @@ import (
 	"io"
 	"os"
 	"regexp"
-	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -17,12 +16,14 @@ import (
 
 // Size is how much is measured.
 type Size struct {
-	Pairs   int           `json:"pairs"`
+	Pairs   int           `json:"pairs"`       // rounds of each race
+	Spare   int           `json:"spare_pairs"` // more, in place of those that other work disturbs
 	Window  time.Duration `json:"-"`
-	WarmUp  time.Duration `json:"-"`       // of each server before its pairs
+	WarmUp  time.Duration `json:"-"`       // of each server before its rounds
 	Callers int           `json:"callers"` // each waits for its answer before it asks again
 	Conns   int           `json:"connections"`
 	Tenants int           `json:"tenants"`
+	Quick   bool          `json:"quick,omitempty"` // without what is only printed
 
 	IdleFor       time.Duration `json:"-"` // from start to the reading of idle memory
 	IdleEndpoints int           `json:"idle_endpoints"`
@@ -38,27 +39,32 @@ type Size struct {
 // fullSize is the size of the figures that are published.
 func fullSize() Size {
 	return Size{
-		Pairs: 5, Window: 2 * time.Second, WarmUp: time.Second, Callers: 64, Conns: 4, Tenants: 10_000,
+		Pairs: 5, Spare: 5, Window: 2 * time.Second, WarmUp: time.Second, Callers: 64, Conns: 4, Tenants: 10_000,
 		IdleFor: 10 * time.Second, IdleEndpoints: 100,
-		FullTenants: 1_000_000, FullBuckets: 200_000, TokenCalls: 200_000,
+		FullTenants: 1_000_000, FullBuckets: 200_000, TokenCalls: 50_000,
 	}
 }
 
-// deadline is that of every call. It is long, so that what is measured is the server and not when it gives up: a store call
-// has its own budget of 20 ms anyway.
-const deadline = time.Second
+// tokens returns how many distinct tokens of one algorithm there are.
+func (s Size) tokens() int { return min(s.Tenants, 1000) }
+
+// measure is one thing that is measured, and what it adds to a report.
+type measure struct {
+	name  string
+	gated bool // its figures have floors
+	run   func(*bench, context.Context, *Report) error
+}
 
 // measures are all there are, in the order of the report.
-var measures = []struct {
-	name string
-	run  func(*bench, context.Context) error
-}{
-	{"rls_redis", (*bench).rlsRedis},
-	{"rls_memory", (*bench).rlsMemory},
-	{"authz_redis", (*bench).authzRedis},
-	{"token_cache", (*bench).tokenCache},
-	{"memory_idle", (*bench).memoryIdle},
-	{"memory_full", (*bench).memoryFull},
+var measures = []measure{
+	{"rls_redis", true, (*bench).rlsRedis},
+	{"rls_memory", false, (*bench).rlsMemory},
+	{"rls_denied", true, (*bench).rlsDenied},
+	{"authz", true, (*bench).authz},
+	{"groups", true, (*bench).groups},
+	{"token_cache", false, (*bench).tokenCache},
+	{"memory_idle", false, (*bench).memoryIdle},
+	{"memory_full", false, (*bench).memoryFull},
 }
 
 func names() []string {
@@ -69,7 +75,7 @@ func names() []string {
 	return all
 }
 
-// bench is what measures share: the servers that all of them use, and the report they write to.
+// bench is what measures share: the servers that all of them use.
 type bench struct {
 	size      Size
 	binary    string
@@ -77,57 +83,72 @@ type bench struct {
 	bareConns load.Conns
 	store     *testserver.Server
 	client    *redis.Client // of store
-	report    *Report
+	progress  io.Writer
 }
 
-// runBench runs the measures whose names match only, and tells progress which.
-func runBench(ctx context.Context, size Size, only *regexp.Regexp, progress io.Writer) (_ *Report, err error) {
+// openBench starts what measures share. close ends it.
+func openBench(ctx context.Context, size Size, progress io.Writer) (b *bench, closeAll func(), err error) {
+	b = &bench{size: size, progress: progress}
+	var closers []func()
+	closeAll = func() {
+		for _, c := range closers {
+			defer c()
+		}
+	}
+	defer func() {
+		if err != nil {
+			closeAll()
+		}
+	}()
 	dir, err := os.MkdirTemp("", "bench")
+	if err != nil {
+		return nil, nil, err
+	}
+	closers = append(closers, func() { _ = os.RemoveAll(dir) })
+	if b.binary, err = load.Build(ctx, dir); err != nil {
+		return nil, nil, err
+	}
+	if b.store, err = testserver.Run(ctx, testserver.Redis); err != nil {
+		return nil, nil, err
+	}
+	closers = append(closers, b.store.Stop)
+	b.client = redis.NewClient(&redis.Options{Addr: b.store.Addr(), ReadTimeout: time.Minute})
+	closers = append(closers, func() { _ = b.client.Close() })
+	if b.bare, err = load.StartBare(ctx); err != nil {
+		return nil, nil, err
+	}
+	closers = append(closers, b.bare.Kill)
+	if b.bareConns, err = load.Dial(ctx, b.bare.Addr(), size.Conns); err != nil {
+		return nil, nil, err
+	}
+	closers = append(closers, b.bareConns.Close)
+	return b, closeAll, nil
+}
+
+// runBench runs the measures whose names match only.
+func runBench(ctx context.Context, size Size, only *regexp.Regexp, progress io.Writer) (*Report, error) {
+	b, closeAll, err := openBench(ctx, size, progress)
 	if err != nil {
 		return nil, err
 	}
-	defer os.RemoveAll(dir)
-	b := &bench{size: size}
-	if b.binary, err = load.Build(ctx, dir); err != nil {
-		return nil, err
-	}
-	if b.store, err = testserver.Run(ctx, testserver.Redis); err != nil {
-		return nil, err
-	}
-	defer b.store.Stop()
-	b.client = redis.NewClient(&redis.Options{Addr: b.store.Addr()})
-	defer b.client.Close()
-	if b.bare, err = load.StartBare(ctx); err != nil {
-		return nil, err
-	}
-	defer b.bare.Kill()
-	if b.bareConns, err = load.Dial(ctx, b.bare.Addr(), size.Conns); err != nil {
-		return nil, err
-	}
-	defer b.bareConns.Close()
-
-	b.report = newReport(size, b.store)
+	defer closeAll()
+	r := newReport(size, b.store)
 	for _, m := range measures {
 		if !only.MatchString(m.name) {
 			continue
 		}
-		fmt.Fprintf(progress, "%s %s\n", time.Now().Format(time.TimeOnly), m.name)
-		if err := m.run(b, ctx); err != nil {
-			return nil, fmt.Errorf("%s: %w", m.name, err)
+		if err := b.make(ctx, m, r); err != nil {
+			return nil, err
 		}
 	}
-	return b.report, nil
+	r.Figures = r.figures()
+	return r, nil
 }
 
-// start starts the program and connects to it. stop ends both.
-func (b *bench) start(ctx context.Context, s load.Settings) (p *load.Program, conns load.Conns, stop func(), err error) {
-	s.Binary, s.Env = b.binary, slices.Concat(b.size.Env, s.Env)
-	if p, err = load.Start(ctx, s); err != nil {
-		return nil, nil, nil, err
+func (b *bench) make(ctx context.Context, m measure, r *Report) error {
+	fmt.Fprintf(b.progress, "%s %s\n", time.Now().Format(time.TimeOnly), m.name)
+	if err := m.run(b, ctx, r); err != nil {
+		return fmt.Errorf("%s: %w", m.name, err)
 	}
-	if conns, err = load.Dial(ctx, p.Addr(), b.size.Conns); err != nil {
-		p.Stop()
-		return nil, nil, nil, err
-	}
-	return p, conns, func() { conns.Close(); p.Stop() }, nil
+	return nil
 }

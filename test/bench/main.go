@@ -40,6 +40,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	file := flags.String("json", "", "also write the figures to this `file`")
 	only := flags.String("run", "", "measure only what matches this `regexp`, of "+strings.Join(names(), ", "))
 	check := flags.Bool("check", false, "exit with 1 when a figure misses its mark")
+	gate := flags.Bool("gate", false, "measure in short what has a floor, and exit with 1 when a figure is below it")
 	flags.IntVar(&size.Pairs, "pairs", size.Pairs, "pairs of windows, one on each server, for every throughput")
 	flags.Func("env", "set `NAME=value` in the environment of sentinel-rls, to try what it does; repeatable", func(v string) error {
 		size.Env = append(size.Env, v)
@@ -62,7 +63,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return exitUsage
 	}
 
-	report, err := runBench(ctx, size, pattern, stderr)
+	var report *Report
+	if *gate {
+		report, err = runGate(ctx, gateSize(), stderr)
+	} else {
+		report, err = runBench(ctx, size, pattern, stderr)
+	}
 	if err == nil && *file != "" {
 		err = writeJSON(*file, report)
 	}
@@ -71,7 +77,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return exitFailed
 	}
 	report.print(stdout)
-	if missed := report.missed(); *check && len(missed) > 0 {
+	if missed := report.missed(); (*check || *gate) && len(missed) > 0 {
 		fmt.Fprintln(stderr, "bench: missed:", strings.Join(missed, "; "))
 		return exitFailed
 	}

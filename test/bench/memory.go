@@ -14,7 +14,6 @@ type Idle struct {
 	Endpoints int     `json:"endpoints"`
 	Seconds   float64 `json:"seconds"` // since the start
 	Bytes     int64   `json:"bytes"`
-	Limit     int64   `json:"limit"` // it must stay under
 }
 
 // Full is the resident memory of a program whose memory store is full, while ever more tenants come.
@@ -24,17 +23,11 @@ type Full struct {
 	MaxBuckets int64   `json:"max_buckets"`   // that it may keep
 	Filled     int64   `json:"bytes_filled"`  // the median over the first quarter of what came after it was full
 	End        int64   `json:"bytes_end"`     // the median over the last quarter
-	Limit      int64   `json:"limit"`         // End must stay under
 	Samples    []int64 `json:"bytes_sampled"` // after each twentieth of the tenants
 	Admitted   float64 `json:"admitted_share"`
 }
 
-const (
-	idleLimit = 48 << 20
-	// fullTolerance is the growth that counts as none: the collector lets the heap breathe.
-	fullTolerance = 0.05
-	fullSamples   = 20
-)
+const fullSamples = 20
 
 // endpoints returns a policy file with n endpoints, each as an operator would write one.
 func endpoints(n int) string {
@@ -53,7 +46,7 @@ func endpoints(n int) string {
 	return file.String()
 }
 
-func (b *bench) memoryIdle(ctx context.Context) error {
+func (b *bench) memoryIdle(ctx context.Context, r *Report) error {
 	program, err := load.Start(ctx, load.Settings{
 		Binary: b.binary, Policies: endpoints(b.size.IdleEndpoints), Env: b.size.Env,
 	})
@@ -70,7 +63,7 @@ func (b *bench) memoryIdle(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	b.report.Idle = &Idle{b.size.IdleEndpoints, b.size.IdleFor.Seconds(), bytes, idleLimit}
+	r.Idle = &Idle{b.size.IdleEndpoints, b.size.IdleFor.Seconds(), bytes}
 	return nil
 }
 
@@ -86,7 +79,7 @@ endpoints:
       - {algorithm: token_bucket, capacity: 2000000, refill: 1/1800s}
 `
 
-func (b *bench) memoryFull(ctx context.Context) error {
+func (b *bench) memoryFull(ctx context.Context, r *Report) error {
 	program, conns, stop, err := b.start(ctx, load.Settings{
 		Policies: oneEach, Env: []string{fmt.Sprintf("SENTINEL_MEMORY_MAX_BUCKETS=%d", b.size.FullBuckets)},
 	})
@@ -115,17 +108,16 @@ func (b *bench) memoryFull(ctx context.Context) error {
 	}
 	full.Buckets = int64(buckets)
 	full.Admitted = float64(admitted) / float64(step*fullSamples)
-	full.judge(b.size.FullBuckets / step)
-	b.report.Full = &full
+	full.settle(b.size.FullBuckets / step)
+	r.Full = &full
 	return nil
 }
 
-// judge compares the first and the last quarter of the samples from the given one on, after which the store was full.
-func (f *Full) judge(from int) {
+// settle compares the first and the last quarter of the samples from the given one on, after which the store was full.
+func (f *Full) settle(from int) {
 	after := f.Samples[min(from, len(f.Samples)-1):]
 	quarter := max(1, len(after)/4)
 	f.Filled, f.End = median(after[:quarter]), median(after[len(after)-quarter:])
-	f.Limit = int64(float64(f.Filled) * (1 + fullTolerance))
 }
 
 func median(bytes []int64) int64 {

@@ -38,6 +38,17 @@ func DistinctTenants(endpoint string) Ask {
 	}
 }
 
+// RateLimitAmong returns an Ask of one descriptor, about an endpoint and a tenant that are drawn evenly and apart, of
+// endpoints and of as many tenants as tenants says. Unlike RateLimit it makes each question when it is asked: there may be
+// too many to keep.
+func RateLimitAmong(endpoints []string, tenants int) Ask {
+	return func(ctx context.Context, conn *grpc.ClientConn, i uint64) (bool, error) {
+		drawn := scatter(i)
+		endpoint := endpoints[drawn%uint64(len(endpoints))]
+		return shouldRateLimit(ctx, conn, rateLimitRequest(endpoint, Tenant(scatter(drawn)%uint64(tenants))))
+	}
+}
+
 // Probe asks once about an endpoint and a tenant and also returns the value of the header x-sentinel-reason, which is empty
 // when the answer was yes.
 func Probe(ctx context.Context, conn *grpc.ClientConn, endpoint, tenant string) (allowed bool, reason string, err error) {

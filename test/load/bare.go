@@ -14,31 +14,41 @@ import (
 	statusv3 "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
 
+	"github.com/sentinel-rls/sentinel-rls/envoy"
+	"github.com/sentinel-rls/sentinel-rls/internal/collector"
 	"github.com/sentinel-rls/sentinel-rls/internal/testserver"
 )
 
-// bareArg as the only argument makes a program the bare server.
-const bareArg = "serve-bare-grpc"
+// One of these as the only argument makes a program the bare server.
+const (
+	bareArg  = "serve-bare-grpc"
+	tunedArg = "serve-bare-grpc-tuned"
+)
 
 // ServeBareIfAsked makes this process the bare server when StartBare started it, and does not return then. Programs and
 // test binaries that use StartBare call it first.
 func ServeBareIfAsked() {
-	if len(os.Args) != 2 || os.Args[1] != bareArg {
+	if len(os.Args) != 2 || os.Args[1] != bareArg && os.Args[1] != tunedArg {
 		return
 	}
-	if err := serveBare(); err != nil {
+	var options []grpc.ServerOption
+	if os.Args[1] == tunedArg {
+		collector.Tune(os.Environ())
+		options = new(envoy.Config).ServerOptions()
+	}
+	if err := serveBare(options); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 	os.Exit(0)
 }
 
-func serveBare() error {
+func serveBare(options []grpc.ServerOption) error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
-	server := grpc.NewServer()
+	server := grpc.NewServer(options...)
 	rlsv3.RegisterRateLimitServiceServer(server, bareRateLimit{})
 	authv3.RegisterAuthorizationServer(server, bareAuthorization{})
 	fmt.Printf("listening on %s\n", l.Addr())
@@ -64,8 +74,8 @@ func (bareAuthorization) Check(context.Context, *authv3.CheckRequest) (*authv3.C
 	}, nil
 }
 
-// Bare is a running bare server: both services on one port, every answer yes, gRPC and Go as they come, no option set. It
-// is a process of its own, so that its processor time can be told from the generator's.
+// Bare is a running bare server: both services on one port, every answer yes. It is a process of its own, so that its
+// processor time can be told from the generator's.
 type Bare struct {
 	*testserver.Process
 	addr string
@@ -73,13 +83,19 @@ type Bare struct {
 
 var listening = regexp.MustCompile(`(?m)^listening on (\S+)$`)
 
-// StartBare starts this program again as the bare server and returns once it listens. Kill ends it.
-func StartBare(ctx context.Context) (*Bare, error) {
+// StartBare starts this program again as the bare server, gRPC and Go as they come, no option set, and returns once it
+// listens. Kill ends it.
+func StartBare(ctx context.Context) (*Bare, error) { return startBare(ctx, bareArg) }
+
+// StartTunedBare is StartBare with the settings of gRPC and of the collector that sentinel-rls gives itself.
+func StartTunedBare(ctx context.Context) (*Bare, error) { return startBare(ctx, tunedArg) }
+
+func startBare(ctx context.Context, arg string) (*Bare, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	process, err := testserver.Exec("the bare server", self, []string{bareArg}, nil)
+	process, err := testserver.Exec("the bare server", self, []string{arg}, nil)
 	if err != nil {
 		return nil, err
 	}

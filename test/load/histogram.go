@@ -31,6 +31,14 @@ func (h *Histogram) Record(d time.Duration) {
 	}
 }
 
+// Add counts what other has recorded, too.
+func (h *Histogram) Add(other *Histogram) {
+	for i := range h.counts {
+		h.counts[i].Add(other.counts[i].Load())
+	}
+	h.max.Store(max(h.max.Load(), other.max.Load()))
+}
+
 // Quantile returns the time that a share q of what was recorded does not exceed, 0 ≤ q ≤ 1: the upper edge of its bucket,
 // but never more than the largest time recorded. It is 0 when nothing was.
 func (h *Histogram) Quantile(q float64) time.Duration {

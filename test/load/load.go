@@ -84,6 +84,19 @@ func (r *Report) Err() error {
 	return nil
 }
 
+// Add counts the calls of other, a run that has returned, too. Elapsed becomes the sum of both.
+func (r *Report) Add(other *Report) {
+	r.Latency.Add(&other.Latency)
+	r.Lag.Add(&other.Lag)
+	r.Elapsed += other.Elapsed
+	for o := range r.counts {
+		r.counts[o].Add(other.counts[o].Load())
+	}
+	if err := other.err.Load(); err != nil {
+		r.err.CompareAndSwap(nil, err)
+	}
+}
+
 func (r *Report) record(o Outcome, err error, latency time.Duration) {
 	r.counts[o].Add(1)
 	r.Latency.Record(latency)

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -128,8 +129,9 @@ func (p *Program) get(ctx context.Context, path string) ([]byte, error) {
 	return io.ReadAll(answer.Body)
 }
 
-// Metric returns the sum over all series of a counter or gauge, 0 when there is none.
-func (p *Program) Metric(ctx context.Context, name string) (sum float64, err error) {
+// Metric returns the sum over all series of a counter or gauge, or what a histogram's observations add up to; 0 when there
+// is none. Only series with every label in labels count, given as name and value in turn.
+func (p *Program) Metric(ctx context.Context, name string, labels ...string) (sum float64, err error) {
 	text, err := p.get(ctx, "/metrics")
 	if err != nil {
 		return 0, err
@@ -140,7 +142,15 @@ func (p *Program) Metric(ctx context.Context, name string) (sum float64, err err
 		return 0, fmt.Errorf("reading metrics: %w", err)
 	}
 	for _, m := range families[name].GetMetric() {
-		sum += m.GetCounter().GetValue() + m.GetGauge().GetValue()
+		matching := 0
+		for _, l := range m.GetLabel() {
+			if slices.Contains(labels, l.GetName()+"="+l.GetValue()) {
+				matching++
+			}
+		}
+		if matching == len(labels) {
+			sum += m.GetCounter().GetValue() + m.GetGauge().GetValue() + m.GetHistogram().GetSampleSum()
+		}
 	}
 	return sum, nil
 }
