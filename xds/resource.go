@@ -10,7 +10,9 @@ import (
 
 	configv3 "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/sentinel-rls/sentinel-rls/descriptors"
 )
@@ -58,6 +60,7 @@ type fileDescriptor struct {
 	ShadowMode     bool              `json:"shadow_mode,omitempty"`
 	QuotaMode      bool              `json:"quota_mode,omitempty"`
 	DetailedMetric bool              `json:"detailed_metric,omitempty"`
+	Metadata       map[string]any    `json:"metadata,omitempty"`
 	Descriptors    []*fileDescriptor `json:"descriptors,omitempty"`
 }
 
@@ -102,8 +105,9 @@ func descriptorsOf(all []*configv3.RateLimitDescriptor, depth int) ([]*fileDescr
 		}
 		out[i] = &fileDescriptor{
 			Key: d.GetKey(), Value: d.GetValue(), RateLimit: limitOf(d.GetRateLimit()),
-			ShadowMode: d.GetShadowMode(), DetailedMetric: d.GetDetailedMetric(), QuotaMode: quotaMode(d), Descriptors: below,
+			ShadowMode: d.GetShadowMode(), DetailedMetric: d.GetDetailedMetric(), Descriptors: below,
 		}
+		out[i].readNewer(d)
 	}
 	return out, nil
 }
@@ -136,24 +140,35 @@ func unitName(u configv3.RateLimitUnit) string {
 	return strings.ToLower(u.String())
 }
 
-// quotaModeField is the number of quota_mode, which is newer than the generated types.
-const quotaModeField = 7
+// The numbers of fields that are newer than the generated types.
+const (
+	quotaModeField = 7 // bool quota_mode
+	metadataField  = 8 // google.protobuf.Struct metadata
+)
 
-func quotaMode(d *configv3.RateLimitDescriptor) (on bool) {
+// readNewer takes from a descriptor what the generated types do not know. What is none of these fields, or cannot be read
+// as one, is ignored, as unknown fields are.
+func (f *fileDescriptor) readNewer(d *configv3.RateLimitDescriptor) {
+	var metadata structpb.Struct
 	for b := []byte(d.ProtoReflect().GetUnknown()); len(b) > 0; {
 		num, typ, tag := protowire.ConsumeTag(b)
 		if tag < 0 {
-			return on
+			return
 		}
-		if num == quotaModeField && typ == protowire.VarintType {
+		switch {
+		case num == quotaModeField && typ == protowire.VarintType:
 			v, _ := protowire.ConsumeVarint(b[tag:])
-			on = v != 0
+			f.QuotaMode = v != 0
+		case num == metadataField && typ == protowire.BytesType:
+			v, _ := protowire.ConsumeBytes(b[tag:])
+			if (proto.UnmarshalOptions{Merge: true}).Unmarshal(v, &metadata) == nil && len(metadata.ProtoReflect().GetUnknown()) == 0 {
+				f.Metadata = metadata.AsMap()
+			}
 		}
 		size := protowire.ConsumeFieldValue(num, typ, b[tag:])
 		if size < 0 {
-			return on
+			return
 		}
 		b = b[tag+size:]
 	}
-	return on
 }

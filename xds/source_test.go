@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -17,7 +18,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/sentinel-rls/sentinel-rls/descriptors"
 	"github.com/sentinel-rls/sentinel-rls/xds"
@@ -373,6 +376,12 @@ func TestXD_05_values(t *testing.T) {
 	renamed.Name = "another name"
 	quota := plan("shop", 5)
 	quota.Descriptors[0].ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 7, protowire.VarintType), 1))
+	described := plan("shop", 7)
+	described.Descriptors[0].ProtoReflect().SetUnknown(newer(t, 8, map[string]any{
+		"to": "backend-1", "weights": []any{1.5, true, nil}, "on": map[string]any{"a": "<&>\u00e9"},
+	}))
+	mistaken := plan("shop", 8)
+	mistaken.Descriptors[0].ProtoReflect().SetUnknown(protowire.AppendString(protowire.AppendTag(nil, 8, protowire.BytesType), "\xff\xff"))
 	nested := plan("shop", 6)
 	nested.Descriptors = []*configv3.RateLimitDescriptor{{Key: "a", Value: "emoji \U0001F600 <&>", Descriptors: nested.GetDescriptors()}}
 
@@ -396,6 +405,12 @@ func TestXD_05_values(t *testing.T) {
 		{"week", []*configv3.RateLimitConfig{with(&configv3.RateLimitPolicy{Unit: 7, RequestsPerUnit: 3})}, "", func() bool { return l.of("shop", gold).Limits[0].Unit == descriptors.Week }},
 		{"another name than the domain", []*configv3.RateLimitConfig{renamed}, "", func() bool { return l.perUnit("shop") == 4 }},
 		{"quota mode", []*configv3.RateLimitConfig{quota}, "", func() bool { return l.of("shop", gold).Quota }},
+		{"metadata", []*configv3.RateLimitConfig{described}, "", func() bool {
+			return reflect.DeepEqual(l.of("shop", gold).Metadata, map[string]any{
+				"to": "backend-1", "weights": []any{1.5, true, nil}, "on": map[string]any{"a": "<&>\u00e9"},
+			})
+		}},
+		{"no metadata", []*configv3.RateLimitConfig{mistaken}, "", func() bool { return l.perUnit("shop") == 8 && l.of("shop", gold).Metadata == nil }},
 		{"nested", []*configv3.RateLimitConfig{nested}, "", func() bool {
 			return l.of("shop", descriptors.Entry{Key: "a", Value: "emoji \U0001F600 <&>"}, gold).Limits[0].PerUnit == 6
 		}},
@@ -409,6 +424,20 @@ func TestXD_05_values(t *testing.T) {
 			t.Errorf("%d %s: the limits are not those that were sent", i, tt.name)
 		}
 	}
+}
+
+// newer is a field that the generated types do not know.
+func newer(t *testing.T, number protowire.Number, value map[string]any) []byte {
+	t.Helper()
+	s, err := structpb.NewStruct(value)
+	if err != nil {
+		t.Fatal(err)
+	}
+	encoded, err := proto.Marshal(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return protowire.AppendBytes(protowire.AppendTag(nil, number, protowire.BytesType), encoded)
 }
 
 var gold = descriptors.Entry{Key: "plan", Value: "gold"}

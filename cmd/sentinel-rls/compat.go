@@ -333,11 +333,13 @@ type compatPorts struct{ http, grpc, debug, prometheus net.Listener }
 
 func (p *compatProgram) listen(ctx context.Context) (ports compatPorts, err error) {
 	var opened []net.Listener
-	bind := func(network, address, variable string) net.Listener {
+	shared := &net.ListenConfig{Control: compat.SharePort}
+	own := new(net.ListenConfig)
+	bind := func(how *net.ListenConfig, network, address, variable string) net.Listener {
 		if err != nil {
 			return nil
 		}
-		l, lerr := new(net.ListenConfig).Listen(ctx, network, address)
+		l, lerr := how.Listen(ctx, network, address)
 		if lerr != nil {
 			err = fmt.Errorf("%s %s: %w (set another with %s)", network, address, bareListenError(lerr), variable)
 			return nil
@@ -349,14 +351,14 @@ func (p *compatProgram) listen(ctx context.Context) (ports compatPorts, err erro
 		if err = removeSocket(ctx, p.s.GRPCSocket); err != nil {
 			return ports, err
 		}
-		ports.grpc = bind("unix", p.s.GRPCSocket, "GRPC_UDS")
+		ports.grpc = bind(own, "unix", p.s.GRPCSocket, "GRPC_UDS")
 	} else {
-		ports.grpc = bind("tcp", p.s.GRPC.String(), "GRPC_HOST, GRPC_PORT")
+		ports.grpc = bind(shared, "tcp", p.s.GRPC.String(), "GRPC_HOST, GRPC_PORT")
 	}
-	ports.http = bind("tcp", p.s.HTTP.String(), "HOST, PORT")
-	ports.debug = bind("tcp", p.s.Debug.String(), "DEBUG_HOST, DEBUG_PORT")
+	ports.http = bind(shared, "tcp", p.s.HTTP.String(), "HOST, PORT")
+	ports.debug = bind(shared, "tcp", p.s.Debug.String(), "DEBUG_HOST, DEBUG_PORT")
 	if p.prometheus != nil {
-		ports.prometheus = bind("tcp", p.s.Stats.PrometheusAddr, "PROMETHEUS_ADDR")
+		ports.prometheus = bind(own, "tcp", p.s.Stats.PrometheusAddr, "PROMETHEUS_ADDR")
 	}
 	for _, l := range opened {
 		if err != nil {

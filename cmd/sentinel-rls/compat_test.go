@@ -22,6 +22,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -29,14 +30,17 @@ import (
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	configv3 "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
 	"github.com/redis/go-redis/v9"
+	"go.yaml.in/yaml/v4"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/sentinel-rls/sentinel-rls/internal/testserver"
 )
@@ -503,6 +507,52 @@ func TestCompatSocket(t *testing.T) {
 	}
 }
 
+// A second process listens beside the first, and answers when the first has gone. What another program holds is not shared.
+func TestCompatSharesItsPorts(t *testing.T) {
+	t.Parallel()
+	root := files(t, map[string]string{"config/shop.yaml": compatFile})
+	first := compatServing(t, "BACKEND_TYPE=memory", "RUNTIME_ROOT="+root)
+	ports := func(of compatInstance) []string {
+		var env []string
+		for name, addr := range map[string]string{"GRPC_PORT=": of.grpcAddr, "PORT=": of.httpAddr, "DEBUG_PORT=": of.adminAddr} {
+			_, port, err := net.SplitHostPort(addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			env = append(env, name+port)
+		}
+		return env
+	}
+	second := compatServing(t, append(ports(first), "BACKEND_TYPE=memory", "RUNTIME_ROOT="+root)...)
+	if second.grpcAddr != first.grpcAddr || second.httpAddr != first.httpAddr || second.adminAddr != first.adminAddr {
+		t.Fatalf("the second listens on %+v, the first on %+v", second, first)
+	}
+	if code := first.stop(); code != exitOK {
+		t.Errorf("exit code %d", code)
+	}
+	if got, text := limitOf(t, dial(t, first.grpcAddr), asking("shop", "plan", "gold")); got != 10 {
+		t.Errorf("the second answers %d %s", got, text)
+	}
+	if code, _ := httpDo(t, "GET", "http://"+first.httpAddr+"/healthcheck", ""); code != 200 {
+		t.Errorf("/healthcheck of the second: %d", code)
+	}
+
+	taken, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	_, port, _ := net.SplitHostPort(taken.Addr().String())
+	var stdout, stderr buffer
+	code := run(t.Context(), []string{"compat"}, []string{
+		"BACKEND_TYPE=memory", "RUNTIME_ROOT=" + root, "HOST=127.0.0.1", "GRPC_HOST=127.0.0.1", "DEBUG_HOST=127.0.0.1",
+		"GRPC_PORT=" + port, "PORT=0", "DEBUG_PORT=0", "USE_STATSD=false",
+	}, &stdout, &stderr)
+	if code == exitOK || !strings.Contains(stderr.String(), "GRPC_PORT") {
+		t.Errorf("a port that another program holds: exit code %d, %s", code, stderr.String())
+	}
+}
+
 // conformanceEnv is what each profile of the shared scenarios needs.
 var conformanceEnv = map[string][]string{
 	"default":         nil,
@@ -580,20 +630,7 @@ func TestJSONAgreesWithGRPC(t *testing.T) {
 							answers[way] += comparable(t, code, body, own)
 							continue
 						}
-						resp, err := client.ShouldRateLimit(t.Context(), &q)
-						if err != nil {
-							answers[way] += comparable(t, 400, status.Convert(err).Message()+"\n", own)
-							continue
-						}
-						body, err := protojson.Marshal(resp)
-						if err != nil {
-							t.Fatal(err)
-						}
-						code := 200
-						if resp.GetOverallCode() == rlsv3.RateLimitResponse_OVER_LIMIT {
-							code = 429
-						}
-						answers[way] += comparable(t, code, string(body), own)
+						answers[way] += answerOf(t, client, &q)
 					}
 				}
 				if answers[0] != answers[1] {
@@ -602,6 +639,107 @@ func TestJSONAgreesWithGRPC(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Every shared scenario of every profile, played over gRPC to one process and over /json to another: the same answers.
+func TestJSONPlaysEveryScenario(t *testing.T) {
+	t.Parallel()
+	shared, root := conformance(t)
+	text, err := os.ReadFile(filepath.Join(shared, "scenarios.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []jsonScenario
+	if err := yaml.Load(text, &all); err != nil {
+		t.Fatal(err)
+	}
+	for profile, env := range conformanceEnv {
+		t.Run(profile, func(t *testing.T) {
+			t.Parallel()
+			env = append([]string{"BACKEND_TYPE=memory", "RUNTIME_ROOT=" + root, "RESPONSE_DYNAMIC_METADATA=true"}, env...)
+			overGRPC, overJSON := compatServing(t, env...), compatServing(t, env...)
+			client := rlsv3.NewRateLimitServiceClient(dial(t, overGRPC.grpcAddr))
+			played := 0
+			for _, s := range all {
+				if len(s.Profile) > 0 != (profile != "default") || len(s.Profile) > 0 && !slices.Contains(s.Profile, profile) {
+					continue
+				}
+				played++
+				for i, step := range s.Steps {
+					q := step.question(fmt.Sprint("u", played))
+					body, err := protojson.Marshal(q)
+					if err != nil {
+						t.Fatal(err)
+					}
+					for range max(1, step.Repeat) {
+						want := answerOf(t, client, q)
+						code, answer := httpDo(t, "POST", "http://"+overJSON.httpAddr+"/json", string(body))
+						if got := comparable(t, code, answer, string(body)); got != want {
+							t.Errorf("%s, step %d: %s\ngRPC:  %s/json: %s", s.Name, i, body, want, got)
+						}
+					}
+				}
+			}
+			if played == 0 {
+				t.Error("no scenario of this profile")
+			}
+		})
+	}
+}
+
+// jsonScenario is one entry of scenarios.yaml, without what it wants: that is checked over gRPC.
+type jsonScenario struct {
+	Name    string
+	Profile []string
+	Steps   []jsonStep
+}
+
+type jsonStep struct {
+	Domain      string
+	Hits        uint32
+	Descriptors [][][2]string `yaml:"d"`
+	OwnHits     []*uint64     `yaml:"dh"`
+	Limits      [][2]string   `yaml:"lim"`
+	Repeat      int
+}
+
+func (s *jsonStep) question(unique string) *rlsv3.RateLimitRequest {
+	q := &rlsv3.RateLimitRequest{Domain: s.Domain, HitsAddend: s.Hits}
+	for i, entries := range s.Descriptors {
+		d := new(ratelimitv3.RateLimitDescriptor)
+		for _, e := range entries {
+			d.Entries = append(d.Entries, &ratelimitv3.RateLimitDescriptor_Entry{Key: e[0], Value: strings.ReplaceAll(e[1], "$U", unique)})
+		}
+		if i < len(s.OwnHits) && s.OwnHits[i] != nil {
+			d.HitsAddend = wrapperspb.UInt64(*s.OwnHits[i])
+		}
+		if i < len(s.Limits) && s.Limits[i][1] != "" {
+			perUnit, _ := strconv.ParseUint(s.Limits[i][0], 10, 32)
+			d.Limit = &ratelimitv3.RateLimitDescriptor_RateLimitOverride{
+				RequestsPerUnit: uint32(perUnit), Unit: typev3.RateLimitUnit(typev3.RateLimitUnit_value[s.Limits[i][1]]),
+			}
+		}
+		q.Descriptors = append(q.Descriptors, d)
+	}
+	return q
+}
+
+// answerOf asks over gRPC and returns the answer as /json would have given it.
+func answerOf(t *testing.T, client rlsv3.RateLimitServiceClient, q *rlsv3.RateLimitRequest) string {
+	t.Helper()
+	resp, err := client.ShouldRateLimit(t.Context(), q)
+	if err != nil {
+		return comparable(t, 400, status.Convert(err).Message()+"\n", q.String())
+	}
+	body, err := protojson.Marshal(resp)
+	if err != nil {
+		t.Fatal(err)
+	}
+	code := 200
+	if resp.GetOverallCode() == rlsv3.RateLimitResponse_OVER_LIMIT {
+		code = 429
+	}
+	return comparable(t, code, string(body), q.String())
 }
 
 // everyQuestion has a question of each kind of the shared scenarios. The values of exact rules are asked of both ways in
