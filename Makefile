@@ -47,6 +47,10 @@ chaos: servers ## Failure drills against a real server (DRILL=frozen for one of 
 reload: ## 500 calls a second for a minute while the policies change every 100 ms
 	RELOAD_FOR=60s go test -run TestReloadUnderLoad -v -count=1 ./cmd/sentinel-rls
 
+.PHONY: values
+values: servers ## A million values under detailed_metric against the running drop-in: its memory stays
+	COMPAT_VALUES=1000000 go test -run TestCompatMemoryStays -v -count=1 ./cmd/sentinel-rls
+
 .PHONY: flood
 flood: servers ## Forged tokens of unknown keys beside valid callers (ARGS=… for the program)
 	go run ./test/flood $(ARGS)

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
@@ -240,6 +241,60 @@ func FuzzDropInRequest(f *testing.F) {
 		}).(*rlsv3.RateLimitResponse)
 		if ok && len(resp.GetStatuses()) != len(req.GetDescriptors()) {
 			t.Fatalf("%d statuses for %d descriptors", len(resp.GetStatuses()), len(req.GetDescriptors()))
+		}
+	})
+}
+
+// FuzzEveryField gives each field of a question any value, and asks it of both kinds of domain, of three descriptors of
+// which two meet in a bucket. Whatever it is, it is answered, with a status per descriptor, none of which has more left than
+// its limit, or refused by that service's error.
+func FuzzEveryField(f *testing.F) {
+	compat := newRateLimitService(dropInEngine(f, rls.DropInConfig{
+		Compat: true, Headers: &rls.LimitHeaders{}, DynamicMetadata: true, LocalCacheBytes: 1 << 16, MaxStats: 100,
+	}))
+	engine, _, _ := realEngine(f)
+	native := newRateLimitService(engine)
+	f.Add("shop", uint32(0), "plan", "gold", true, uint64(0), false, false, uint32(0), int32(0), false, uint32(0))
+	f.Add("shop", uint32(math.MaxUint32), "endpoint_id", "huge", true, uint64(math.MaxUint64), true, true, uint32(math.MaxUint32), int32(-1), true, uint32(0))
+	f.Add("", uint32(1), "", "", false, uint64(1<<63), false, true, uint32(0), int32(6), true, uint32(math.MaxUint32))
+	f.Add("shop", uint32(1), "plan", "a\u0301\x00", true, uint64(1<<53), true, true, uint32(1), int32(math.MinInt32), false, uint32(1))
+	f.Fuzz(func(t *testing.T, domain string, hits uint32, key, value string, hasHits bool, ownHits uint64, negative, hasLimit bool,
+		perUnit uint32, unit int32, hasMultiplier bool, multiplier uint32,
+	) {
+		varied := entries(key, value)
+		varied.IsNegativeHits = negative
+		if hasHits {
+			withHits(varied, ownHits)
+		}
+		if hasLimit {
+			varied.Limit = &ratelimitv3.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: perUnit, Unit: typev3.RateLimitUnit(unit)}
+			if hasMultiplier {
+				varied.Limit.UnitMultiplier = wrapperspb.UInt32(multiplier)
+			}
+		}
+		ask := question(domain, varied, entries(key, value), entries("plan", value, "endpoint_id", value))
+		ask.HitsAddend = hits
+		data, err := proto.Marshal(ask)
+		if err != nil { // text that is not UTF-8 is for the targets that send bytes
+			t.Skip()
+		}
+		for _, service := range []*rateLimitService{compat, native} {
+			var req rlsv3.RateLimitRequest
+			resp, _ := answer(t, data, &req, func(ctx context.Context) (any, error) {
+				resp, err := service.ShouldRateLimit(ctx, &req)
+				if code := status.Code(err); domain == "" && (code == codes.Unknown || code == codes.InvalidArgument) {
+					return &rlsv3.RateLimitResponse{OverallCode: rlsv3.RateLimitResponse_OVER_LIMIT, Statuses: make([]*rlsv3.RateLimitResponse_DescriptorStatus, 3)}, nil
+				}
+				return resp, err
+			}).(*rlsv3.RateLimitResponse)
+			if len(resp.GetStatuses()) != 3 {
+				t.Fatalf("%d statuses for 3 descriptors", len(resp.GetStatuses()))
+			}
+			for _, s := range resp.GetStatuses() {
+				if limit := s.GetCurrentLimit(); limit != nil && s.GetLimitRemaining() > limit.GetRequestsPerUnit() {
+					t.Fatalf("more left than the limit: %v", s)
+				}
+			}
 		}
 	})
 }
