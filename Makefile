@@ -39,6 +39,14 @@ bench: servers ## Throughput, CPU per call and memory beside a bare gRPC server 
 bench-check: servers ## The ratios of `make bench` in short, against floors below which something has become slow
 	go run ./test/bench -gate $(ARGS)
 
+.PHONY: profile
+profile: servers ## CPU and allocation profiles of a loaded server, in profile/
+	go run ./test/bench -profile profile $(ARGS)
+
+.PHONY: benchmarks
+benchmarks: servers ## Go benchmarks of each stage of a call, for benchstat (ARGS=… for go test)
+	go test -run '^$$' -bench . -count 6 $(ARGS) ./descriptors ./lua ./rls ./envoy ./store/memory ./store/redis
+
 .PHONY: chaos
 chaos: servers ## Failure drills against a real server (DRILL=frozen for one of them)
 	go run ./test/chaos -drill "$(DRILL)"
@@ -117,4 +125,4 @@ run: build ## Serve with the memory store and a built-in demo policy (ARGS=… t
 
 .PHONY: clean
 clean: ## Remove what was built and fetched
-	rm -rf bin .tools out
+	rm -rf bin .tools out profile

@@ -33,6 +33,13 @@ type Size struct {
 
 	TokenCalls int `json:"token_calls"` // in a window of token_cache
 
+	ScaleEndpoints int `json:"scale_endpoints"` // against a thousandth of them
+	ScaleTenants   int `json:"scale_tenants"`   // against a thousandth of them
+
+	OpenFor     time.Duration `json:"-"` // open loop on each server
+	OverloadFor time.Duration `json:"-"`
+	ProfileFor  time.Duration `json:"-"` // rounded down to seconds
+
 	Env []string `json:"env,omitempty"` // of sentinel-rls in every measure, as NAME=value
 }
 
@@ -42,6 +49,8 @@ func fullSize() Size {
 		Pairs: 5, Spare: 5, Window: 2 * time.Second, WarmUp: time.Second, Callers: 64, Conns: 4, Tenants: 10_000,
 		IdleFor: 10 * time.Second, IdleEndpoints: 100,
 		FullTenants: 1_000_000, FullBuckets: 200_000, TokenCalls: 50_000,
+		ScaleEndpoints: 10_000, ScaleTenants: 1_000_000, OpenFor: 20 * time.Second, OverloadFor: 10 * time.Second,
+		ProfileFor: 15 * time.Second,
 	}
 }
 
@@ -62,6 +71,10 @@ var measures = []measure{
 	{"rls_denied", true, (*bench).rlsDenied},
 	{"authz", true, (*bench).authz},
 	{"groups", true, (*bench).groups},
+	{"envoy", false, (*bench).throughEnvoy},
+	{"scale", false, (*bench).scale},
+	{"open_loop", false, (*bench).openLoop},
+	{"overload", false, (*bench).overload},
 	{"token_cache", false, (*bench).tokenCache},
 	{"memory_idle", false, (*bench).memoryIdle},
 	{"memory_full", false, (*bench).memoryFull},
@@ -78,6 +91,7 @@ func names() []string {
 // bench is what measures share: the servers that all of them use.
 type bench struct {
 	size      Size
+	dir       string
 	binary    string
 	bare      *load.Bare
 	bareConns load.Conns
@@ -86,52 +100,55 @@ type bench struct {
 	progress  io.Writer
 }
 
-// openBench starts what measures share. close ends it.
-func openBench(ctx context.Context, size Size, progress io.Writer) (b *bench, closeAll func(), err error) {
-	b = &bench{size: size, progress: progress}
-	var closers []func()
-	closeAll = func() {
-		for _, c := range closers {
-			defer c()
-		}
+// openBench starts what measures share. The caller closes it.
+func openBench(ctx context.Context, size Size, progress io.Writer) (_ *bench, err error) {
+	b := &bench{size: size, progress: progress}
+	if b.dir, err = os.MkdirTemp("", "bench"); err != nil {
+		return nil, err
 	}
 	defer func() {
 		if err != nil {
-			closeAll()
+			b.close()
 		}
 	}()
-	dir, err := os.MkdirTemp("", "bench")
-	if err != nil {
-		return nil, nil, err
-	}
-	closers = append(closers, func() { _ = os.RemoveAll(dir) })
-	if b.binary, err = load.Build(ctx, dir); err != nil {
-		return nil, nil, err
+	if b.binary, err = load.Build(ctx, b.dir); err != nil {
+		return nil, err
 	}
 	if b.store, err = testserver.Run(ctx, testserver.Redis); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	closers = append(closers, b.store.Stop)
 	b.client = redis.NewClient(&redis.Options{Addr: b.store.Addr(), ReadTimeout: time.Minute})
-	closers = append(closers, func() { _ = b.client.Close() })
 	if b.bare, err = load.StartBare(ctx); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	closers = append(closers, b.bare.Kill)
 	if b.bareConns, err = load.Dial(ctx, b.bare.Addr(), size.Conns); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	closers = append(closers, b.bareConns.Close)
-	return b, closeAll, nil
+	return b, nil
+}
+
+// close ends what has been started.
+func (b *bench) close() {
+	b.bareConns.Close()
+	if b.bare != nil {
+		b.bare.Kill()
+	}
+	if b.client != nil {
+		_ = b.client.Close()
+	}
+	if b.store != nil {
+		b.store.Stop()
+	}
+	_ = os.RemoveAll(b.dir)
 }
 
 // runBench runs the measures whose names match only.
 func runBench(ctx context.Context, size Size, only *regexp.Regexp, progress io.Writer) (*Report, error) {
-	b, closeAll, err := openBench(ctx, size, progress)
+	b, err := openBench(ctx, size, progress)
 	if err != nil {
 		return nil, err
 	}
-	defer closeAll()
+	defer b.close()
 	r := newReport(size, b.store)
 	for _, m := range measures {
 		if !only.MatchString(m.name) {

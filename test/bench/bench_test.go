@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
 	"flag"
 	"maps"
 	"os"
@@ -35,6 +34,7 @@ func TestEveryMeasure(t *testing.T) {
 	report, err := runBench(t.Context(), Size{
 		Pairs: 2, Window: 200 * time.Millisecond, WarmUp: 50 * time.Millisecond, Callers: 4, Conns: 2, Tenants: 50,
 		IdleFor: 100 * time.Millisecond, IdleEndpoints: 100, FullTenants: 4000, FullBuckets: 200, TokenCalls: 2000,
+		ScaleEndpoints: 2000, ScaleTenants: 20_000, OpenFor: time.Second, OverloadFor: time.Second,
 		Env: []string{"SENTINEL_REDIS_BUDGET=900ms"}, // a pause on a busy machine is no failure
 	}, regexp.MustCompile(""), t.Output())
 	if err != nil {
@@ -74,7 +74,7 @@ func TestEveryMeasure(t *testing.T) {
 			t.Errorf("%s: %d rounds, want 2", m.Name, m.Rounds)
 		}
 	}
-	want := []string{"authz_redis", "authz_uncached", "groups_2", "groups_4", "groups_8", "rls_denied", "rls_memory", "rls_redis"}
+	want := []string{"authz_redis", "authz_uncached", "envoy", "groups_2", "groups_4", "groups_8", "rls_denied", "rls_memory", "rls_redis", "scale_endpoints", "scale_tenants"}
 	if got := slices.Sorted(maps.Keys(rows)); !slices.Equal(got, want) {
 		t.Fatalf("measured %q, want %q", got, want)
 	}
@@ -246,7 +246,7 @@ func TestFloors(t *testing.T) {
 	}{{0.75, false, reached}, {0.55, false, reached}, {0.4, false, missed}, {0.4, true, notJudged}} {
 		r.Rows[0].Ratio.Median, r.Rows[0].Disturbed = tt.ratio, tt.disturbed
 		held := gated(r.figures())
-		if len(held) != 1 || held[0].Name != "rls_redis.ratio" || held[0].Verdict != tt.verdict || held[0].Reach != 0.5 {
+		if len(held) != 1 || held[0].Name != "rls_redis.ratio" || held[0].Verdict != tt.verdict || *held[0].Reach != 0.5 {
 			t.Errorf("%v: %+v, want %s", tt, held, tt.verdict)
 		}
 	}
@@ -288,16 +288,14 @@ func TestReportJSON(t *testing.T) {
 	if err := writeJSON(file, want); err != nil {
 		t.Fatal(err)
 	}
-	text, err := os.ReadFile(file)
+	got, err := readJSON(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var got Report
-	if err := json.Unmarshal(text, &got); err != nil {
-		t.Fatal(err)
-	}
-	want.Size.Window, want.Size.WarmUp, want.Size.IdleFor = 0, 0, 0 // written in seconds elsewhere, or not at all
-	if !reflect.DeepEqual(&got, want) {
+	// Written in seconds elsewhere, or not at all.
+	s := &want.Size
+	s.Window, s.WarmUp, s.IdleFor, s.OpenFor, s.OverloadFor, s.ProfileFor = 0, 0, 0, 0, 0, 0
+	if !reflect.DeepEqual(got, want) {
 		t.Errorf("read back %+v\nwant %+v", got, want)
 	}
 }
@@ -309,7 +307,7 @@ func TestUsage(t *testing.T) {
 		code int
 		want string
 	}{
-		{[]string{"-h"}, exitOK, "rls_redis, rls_memory, rls_denied, authz, groups, token_cache"},
+		{[]string{"-h"}, exitOK, "rls_redis, rls_memory, rls_denied, authz, groups, envoy, scale"},
 		{[]string{"-nonsense"}, exitUsage, "not defined: -nonsense"},
 		{[]string{"-run", "("}, exitUsage, "missing closing )"},
 		{[]string{"-pairs", "0"}, exitUsage, "must be positive"},

@@ -20,11 +20,11 @@ const gateTries = 3
 // made again: a change that costs so much costs it each time. What other work disturbs is measured again round by round, and
 // is not judged when that does not help.
 func runGate(ctx context.Context, size Size, progress io.Writer) (*Report, error) {
-	b, closeAll, err := openBench(ctx, size, progress)
+	b, err := openBench(ctx, size, progress)
 	if err != nil {
 		return nil, err
 	}
-	defer closeAll()
+	defer b.close()
 	r := newReport(size, b.store)
 	for _, m := range measures {
 		if !m.gated {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sentinel-rls/sentinel-rls/internal/testserver"
 	"github.com/sentinel-rls/sentinel-rls/test/load"
 )
 
@@ -16,10 +17,10 @@ const deadline = time.Second
 
 // entrant is a server under load and what it is asked.
 type entrant struct {
-	pid   int // whose processor time counts
-	conns load.Conns
-	ask   load.Ask
-	means load.Outcome // what every call is meant to end in; anything else is odd
+	server *testserver.Process // whose processor time counts
+	conns  load.Conns
+	ask    load.Ask
+	means  load.Outcome // what every call is meant to end in; anything else is odd
 	// count, where not nil, reads a counter before and after each window.
 	count func() (float64, error)
 	// also are processes beside Redis and the generator that take part.
@@ -155,15 +156,16 @@ func (m meter) others(before meter) float64 {
 }
 
 func (b *bench) meter(ctx context.Context, e entrant) (m meter, err error) {
-	for _, pid := range append([]int{e.pid, b.store.PID(), os.Getpid()}, e.also...) {
+	if m.server, err = load.CPU(e.server.PID()); err != nil {
+		return m, fmt.Errorf("%w\n%s", err, e.server.Log())
+	}
+	m.involved = m.server
+	for _, pid := range append([]int{b.store.PID(), os.Getpid()}, e.also...) {
 		cpu, err := load.CPU(pid)
 		if err != nil {
 			return m, err
 		}
 		m.involved += cpu
-		if pid == e.pid {
-			m.server = cpu
-		}
 	}
 	if m.machine, m.there, err = load.MachineCPU(); err != nil {
 		return m, err

@@ -11,17 +11,19 @@ import (
 
 // Report is everything that was measured.
 type Report struct {
-	Schema  string       `json:"schema"` // sentinel.bench/1
-	Time    time.Time    `json:"time"`
-	Machine load.Machine `json:"machine"`
-	Store   string       `json:"store"` // kind and version
-	Size    Size         `json:"size"`
-	Seconds float64      `json:"window_seconds"`
-	Rows    []Row        `json:"rows,omitempty"`
-	Tokens  *Tokens      `json:"token_cache,omitzero"`
-	Idle    *Idle        `json:"memory_idle,omitzero"`
-	Full    *Full        `json:"memory_full,omitzero"`
-	Figures []Figure     `json:"figures"`
+	Schema   string       `json:"schema"` // sentinel.bench/1
+	Time     time.Time    `json:"time"`
+	Machine  load.Machine `json:"machine"`
+	Store    string       `json:"store"` // kind and version
+	Size     Size         `json:"size"`
+	Seconds  float64      `json:"window_seconds"`
+	Open     *OpenLoop    `json:"open_loop,omitzero"`
+	Overload *Overload    `json:"overload,omitzero"`
+	Rows     []Row        `json:"rows,omitempty"`
+	Tokens   *Tokens      `json:"token_cache,omitzero"`
+	Idle     *Idle        `json:"memory_idle,omitzero"`
+	Full     *Full        `json:"memory_full,omitzero"`
+	Figures  []Figure     `json:"figures"`
 }
 
 func newReport(size Size, store *testserver.Server) *Report {
@@ -41,6 +43,12 @@ const maxOthers = 0.1
 func (r *Report) figures() (all []Figure) {
 	for i := range r.Rows {
 		all = append(all, r.Rows[i].figures()...)
+	}
+	if r.Open != nil {
+		all = append(all, r.Open.figures()...)
+	}
+	if r.Overload != nil {
+		all = append(all, r.Overload.figures()...)
 	}
 	if t := r.Tokens; t != nil {
 		verdict, why := Verdict(""), ""
@@ -85,6 +93,12 @@ func (r *Report) print(w io.Writer) {
 		r.Machine.Processor, r.Machine.Cores, r.Machine.LoadAverage, r.Machine.Kernel, r.Machine.Go, r.Store, r.Time.Format(time.RFC3339))
 	if len(r.Rows) > 0 {
 		r.printRows(w)
+	}
+	if r.Open != nil {
+		r.Open.print(w)
+	}
+	if r.Overload != nil {
+		r.Overload.print(w)
 	}
 	if t := r.Tokens; t != nil {
 		fmt.Fprintf(w, "\nProcessor time of a Check whose token is in the cache, memory store: medians of %d pairs of %d calls [least to most].\n\n", r.Size.Pairs, t.Calls)

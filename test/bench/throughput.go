@@ -26,7 +26,7 @@ endpoints:
 
 // barely is the bare server, asked something.
 func (b *bench) barely(ask load.Ask) entrant {
-	return entrant{pid: b.bare.PID(), conns: b.bareConns, ask: ask, means: load.Allowed}
+	return entrant{server: b.bare.Process, conns: b.bareConns, ask: ask, means: load.Allowed}
 }
 
 // rlsRedis has three entrants: the bare server, the program, and the bare server with the program's own settings.
@@ -49,7 +49,7 @@ func (b *bench) rlsRedis(ctx context.Context, r *Report) error {
 			return err
 		}
 		defer conns.Close()
-		entrants = append(entrants, entrant{pid: tuned.PID(), conns: conns, ask: ask, means: load.Allowed})
+		entrants = append(entrants, entrant{server: tuned.Process, conns: conns, ask: ask, means: load.Allowed})
 	}
 	race, err := b.race(ctx, entrants...)
 	if err != nil {
@@ -100,7 +100,7 @@ func (b *bench) rlsDenied(ctx context.Context, r *Report) error {
 	ask := load.RateLimit("hot", 1)
 	// Groups, not commands: the process' heartbeat is a script with the same commands.
 	count := func() (float64, error) { return program.Metric(ctx, "sentinel_store_batch_groups") }
-	ours := entrant{pid: program.PID(), conns: conns, ask: ask, means: load.Denied, count: count}
+	ours := entrant{server: program.Process, conns: conns, ask: ask, means: load.Denied, count: count}
 	race, err := b.race(ctx, b.barely(ask), ours)
 	if err != nil {
 		return err
@@ -187,7 +187,7 @@ func (b *bench) groups(ctx context.Context, r *Report) error {
 	entrants := make([]entrant, len(counts))
 	for i, n := range counts {
 		ask := load.RateLimit(fmt.Sprintf("limits-%d", n), b.size.Tenants)
-		entrants[i] = entrant{pid: program.PID(), conns: conns, ask: ask, means: load.Allowed}
+		entrants[i] = entrant{server: program.Process, conns: conns, ask: ask, means: load.Allowed}
 	}
 	race, err := b.race(ctx, entrants...)
 	if err != nil {
@@ -207,7 +207,7 @@ func (b *bench) enter(ctx context.Context, s load.Settings, ask load.Ask) (e ent
 	if err != nil {
 		return e, nil, err
 	}
-	return entrant{pid: program.PID(), conns: conns, ask: ask, means: load.Allowed}, stop, nil
+	return entrant{server: program.Process, conns: conns, ask: ask, means: load.Allowed}, stop, nil
 }
 
 // start starts the program and connects to it. stop ends both.

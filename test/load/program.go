@@ -42,6 +42,7 @@ func Build(ctx context.Context, dir string) (string, error) {
 type Settings struct {
 	Binary   string             // from Build
 	Policies string             // a policy file's text; its domain is Domain
+	More     []string           // the texts of further policy files
 	Store    *testserver.Server // nil: the program's own memory
 	Env      []string           // settings beside the defaults, as SENTINEL_…=value
 }
@@ -84,11 +85,17 @@ func Start(ctx context.Context, s Settings) (_ *Program, err error) {
 
 // write writes configuration, policies and secret, and returns the configuration's path.
 func (p *Program) write(s Settings) (config string, err error) {
+	var names []string
+	for i, text := range append([]string{s.Policies}, s.More...) {
+		names = append(names, fmt.Sprintf("policies-%d.yaml", i))
+		err = errors.Join(err, os.WriteFile(filepath.Join(p.dir, names[i]), []byte(text), 0o600))
+	}
+	text := fmt.Sprintf("policies: [%s]\njwt: {keys: [{alg: HS256, secret_file: secret}]}\n", strings.Join(names, ", "))
 	config = filepath.Join(p.dir, "sentinel.yaml")
 	return config, errors.Join(
+		err,
 		os.WriteFile(filepath.Join(p.dir, "secret"), p.secret, 0o600),
-		os.WriteFile(filepath.Join(p.dir, "policies.yaml"), []byte(s.Policies), 0o600),
-		os.WriteFile(config, []byte("policies: [policies.yaml]\njwt: {keys: [{alg: HS256, secret_file: secret}]}\n"), 0o600),
+		os.WriteFile(config, []byte(text), 0o600),
 	)
 }
 
@@ -106,13 +113,14 @@ func (p *Program) readAddresses() bool {
 
 // ready says whether /readyz reports neither a reason to wait nor a degradation.
 func (p *Program) ready(ctx context.Context) bool {
-	text, err := p.get(ctx, "/readyz")
+	text, err := p.Get(ctx, "/readyz")
 	var body struct{ Degraded []string }
 	return err == nil && json.Unmarshal(text, &body) == nil && len(body.Degraded) == 0
 }
 
-func (p *Program) get(ctx context.Context, path string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+// Get returns what the admin address answers for a path. It waits a minute at most.
+func (p *Program) Get(ctx context.Context, path string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, p.AdminURL()+path, http.NoBody)
 	if err != nil {
@@ -132,7 +140,7 @@ func (p *Program) get(ctx context.Context, path string) ([]byte, error) {
 // Metric returns the sum over all series of a counter or gauge, or what a histogram's observations add up to; 0 when there
 // is none. Only series with every label in labels count, given as name and value in turn.
 func (p *Program) Metric(ctx context.Context, name string, labels ...string) (sum float64, err error) {
-	text, err := p.get(ctx, "/metrics")
+	text, err := p.Get(ctx, "/metrics")
 	if err != nil {
 		return 0, err
 	}
