@@ -16,7 +16,7 @@ local function fixed_window(stored, now, op, cost, limit, window, refunded, coun
   if stored and #stored <= MAX_LENGTH then
     count, start = string.match(stored, '^w:(%d+):(%d+)$')
     if count then
-      count, start = tonumber(count), tonumber(start)
+      count, start = count + 0, start + 0
       if count > MAX_COUNT or start > now + MAX_SKEW or start % window > 0 then
         count = nil
       end

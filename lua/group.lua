@@ -20,22 +20,23 @@ local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local argv = ARGV
 
--- The slots of the first and third argument take what is to be written, and for how long.
+-- The slots of the first and third argument take what is to be written, and for how long. + 0 reads a number with
+-- less ado than tonumber, a global that is looked up and called.
 local allowed = true
 for i = 1, #values do
   local a = 6 * i - 5
   local stored = values[i]
   local fits, readable, value, ttl
   if argv[a] == 'tb' then
-    fits, readable, value, ttl = token_bucket(stored, now, argv[a + 1], tonumber(argv[a + 2]),
-      tonumber(argv[a + 3]), tonumber(argv[a + 4]), tonumber(argv[a + 5]))
+    fits, readable, value, ttl = token_bucket(stored, now, argv[a + 1], argv[a + 2] + 0, argv[a + 3] + 0,
+      argv[a + 4] + 0, argv[a + 5] + 0)
   elseif argv[a] == 'sw' then
-    fits, readable, value, ttl = sliding_window(stored, now, argv[a + 1], tonumber(argv[a + 2]),
-      tonumber(argv[a + 3]), tonumber(argv[a + 4]), tonumber(argv[a + 5]))
+    fits, readable, value, ttl = sliding_window(stored, now, argv[a + 1], argv[a + 2] + 0, argv[a + 3] + 0,
+      argv[a + 4] + 0, argv[a + 5] + 0)
   elseif argv[a] == 'fw' or argv[a] == 'cw' then
     local counting = argv[a] == 'cw'
-    fits, readable, value, ttl = fixed_window(stored, now, argv[a + 1], tonumber(argv[a + 2]),
-      tonumber(argv[a + 3]), tonumber(argv[a + 4]), tonumber(argv[a + 5]), counting)
+    fits, readable, value, ttl = fixed_window(stored, now, argv[a + 1], argv[a + 2] + 0, argv[a + 3] + 0,
+      argv[a + 4] + 0, argv[a + 5] + 0, counting)
     if counting and not fits then
       argv[a + 1] = 'charge'
     end

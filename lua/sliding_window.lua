@@ -15,7 +15,7 @@ local function sliding_window(stored, now, op, cost, limit, window, refunded)
   if stored and #stored <= MAX_LENGTH then
     current, previous, start = string.match(stored, '^(%d+):(%d+):(%d+)$')
     if current then
-      current, previous, start = tonumber(current), tonumber(previous), tonumber(start)
+      current, previous, start = current + 0, previous + 0, start + 0
       if current > MAX_HITS or previous > MAX_HITS or start > now + MAX_SKEW or start % window > 0 then
         current = nil
       end

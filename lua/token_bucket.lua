@@ -14,7 +14,7 @@ local function token_bucket(stored, now, op, cost, tokens, n, s)
   if stored and #stored <= MAX_LENGTH then
     level, at = string.match(stored, '^(%d+):(%d+)$')
     if level then
-      level, at = tonumber(level), tonumber(at)
+      level, at = level + 0, at + 0
       if level > MAX_LEVEL or at > now + MAX_SKEW then
         level = nil
       end

@@ -277,7 +277,7 @@ func (e *Engine) askDropInStore(ctx context.Context, p *dropInPlan) {
 		}
 		return
 	}
-	detached := &storeContext{Context: ctx, deadline: time.Now().Add(budget)}
+	detached := newStoreContext(ctx, budget)
 	defer detached.end()
 	// Not by way of the deny cache: a counting window must be told of what it denies.
 	answers := e.cfg.Store.Decide(detached, p.groups)

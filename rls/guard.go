@@ -34,7 +34,7 @@ func (e *Engine) askStore(ctx context.Context, p *plan) {
 		}
 		return
 	}
-	detached := &storeContext{Context: ctx, deadline: time.Now().Add(budget)}
+	detached := newStoreContext(ctx, budget)
 	defer detached.end()
 	for i, a := range e.store.Decide(detached, groups) {
 		parts[i].answer = a

@@ -3,6 +3,7 @@ package redis
 import (
 	"context"
 	"errors"
+	"runtime"
 	"sync/atomic"
 	"time"
 
@@ -40,6 +41,7 @@ func (n *node) roundTrip(batch []*call) []*call {
 		return batch
 	}
 	if !n.breaker.Probing() { // the probe is one call
+		runtime.Gosched() // whoever is about to ask may come along
 		batch = n.drain(batch)
 	}
 	start := time.Now()
@@ -58,11 +60,15 @@ func (n *node) roundTrip(batch []*call) []*call {
 	return batch
 }
 
-// drain adds what is in the queue, without waiting.
+// fairBatch is how many calls a batch may always carry: a server spends no less on each call of a larger one.
+const fairBatch = 16
+
+// drain adds what is in the queue, without waiting, but of a long queue only half: while the server decides one worker's
+// half, the answers to the other's are on their way.
 func (n *node) drain(batch []*call) []*call {
 	now := time.Now()
-	limit := n.limit.takes()
-	for takes := batch[0].takes; takes < limit; {
+	limit, half := n.limit.takes(), max(fairBatch, (len(n.queue)+2)/2)
+	for takes := batch[0].takes; takes < limit && len(batch) < half; {
 		select {
 		case c := <-n.queue:
 			if c.claim(now) {
@@ -142,7 +148,7 @@ func (n *node) deadline(batch []*call, start time.Time) time.Time {
 func (n *node) retryUnknown(ctx context.Context, commands []*command) {
 	var unknown []*command
 	for _, c := range commands {
-		if redis.HasErrorPrefix(c.reply.Err(), "NOSCRIPT") {
+		if err := c.reply.Err(); err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
 			c.reply.SetErr(nil)
 			unknown = append(unknown, c)
 		}
