@@ -171,7 +171,7 @@ func TestSentCallThatIsLate(t *testing.T) {
 	t.Parallel()
 	server := testserver.Start(t, testserver.Redis)
 	var seen observer
-	const budget = 20 * time.Second
+	const budget = 4 * time.Second
 	store := open(t, redis.Config{URL: server.URL(), Budget: budget, Observer: &seen})
 	rule := never(t, 10)
 	answers(t, store, take("k", rule))
@@ -184,9 +184,9 @@ func TestSentCallThatIsLate(t *testing.T) {
 	if !errors.Is(a.Err, rls.ErrTimeout) || errors.Is(a.Err, redis.ErrNotSent) {
 		t.Errorf("got %v, want ErrTimeout without ErrNotSent", a.Err)
 	}
-	// When its last caller is gone, the worker does not wait for the rest of the budget.
+	// When its last caller is gone, the worker does not wait for the whole budget.
 	eventually(t, "the round trip is given up", func() bool { return seen.failed.Load() == 1 })
-	if took := time.Since(start); took > budget/2 {
+	if took := time.Since(start); took > budget*3/4 {
 		t.Errorf("the round trip took %v", took)
 	}
 
@@ -198,6 +198,29 @@ func TestSentCallThatIsLate(t *testing.T) {
 	}
 	if took := time.Since(start); took > time.Second {
 		t.Errorf("took %v", took)
+	}
+}
+
+// TestImpatientCallersOfHealthyServer: callers with less time left than a healthy server takes give up, and the breaker
+// stays closed: the server answers within its budget.
+func TestImpatientCallersOfHealthyServer(t *testing.T) {
+	t.Parallel()
+	server := testserver.Start(t, testserver.Redis)
+	proxy, err := testserver.NewProxy(t.Context(), server.Addr())
+	must(t, err)
+	t.Cleanup(proxy.Close)
+	var seen observer
+	store := open(t, redis.Config{URL: "redis://" + proxy.Addr(), Budget: 2 * time.Second, Observer: &seen})
+	rule := never(t, 100)
+	answers(t, store, take("k", rule))
+	proxy.SetDelay(func() time.Duration { return 100 * time.Millisecond })
+	for range 2 * rls.DefaultFailures {
+		if a := decide(store, 30*time.Millisecond, take("k", rule)); !errors.Is(a.Err, rls.ErrTimeout) {
+			t.Fatalf("got %+v, want ErrTimeout", a)
+		}
+	}
+	if failed := seen.failed.Load(); failed > 0 || store.BreakerState() != "closed" {
+		t.Errorf("%d round trips to a healthy server failed, and the breaker is %s", failed, store.BreakerState())
 	}
 }
 

@@ -13,10 +13,6 @@ import (
 	"github.com/sentinel-rls/sentinel-rls/rls"
 )
 
-// minRoundTrip is the least time that a round trip gets. A batch whose callers have almost no time left would say
-// nothing about the server: an overloaded process would drop its connections and open its breaker on a healthy one.
-const minRoundTrip = 5 * time.Millisecond
-
 // work takes calls from the queue and sends them until stop is closed.
 func (n *node) work(stop <-chan struct{}) {
 	var batch []*call
@@ -128,10 +124,11 @@ func (n *node) pipeline(ctx context.Context, cmds []*redis.Cmd) {
 	}
 }
 
-// deadline is when a round trip that starts now is given up: when its last caller is gone, but within the budget. What
-// comes later counts as no answer.
+// deadline is when a round trip that starts now is given up: when its last caller is gone, but within the budget, and not
+// before half of it. What comes later counts as no answer. A batch whose callers have almost no time left would say
+// nothing about the server: an overloaded process would drop its connections and open its breaker on a healthy one.
 func (n *node) deadline(batch []*call, start time.Time) time.Time {
-	latest := start.Add(min(minRoundTrip, n.Budget))
+	latest := start.Add(n.Budget / 2)
 	for _, c := range batch {
 		if c.deadline.After(latest) {
 			latest = c.deadline
