@@ -53,7 +53,7 @@ func foreign(name, text string) bool {
 // unknownVariable says that a variable sets nothing, and which one it may be meant for.
 func unknownVariable(name string, known []string) string {
 	text := "sets nothing"
-	if near := nearest(name, known); near != "" {
+	if near := Nearest(name, known); near != "" {
 		text += "; did you mean " + near + "?"
 	}
 	return text

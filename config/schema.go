@@ -77,7 +77,7 @@ func join(path, key string) string {
 // (password_file for password), or the same key elsewhere.
 func (l *loader) hintForKey(t reflect.Type, path, key string) string {
 	siblings := keysOf(t)
-	if near := nearest(key, siblings); near != "" {
+	if near := Nearest(key, siblings); near != "" {
 		return "did you mean " + join(path, near) + "?"
 	}
 	for _, longer := range siblings {
@@ -106,14 +106,14 @@ func keysOf(t reflect.Type) (keys []string) {
 }
 
 func didYouMean(text string, known []string) string {
-	if near := nearest(text, known); near != "" {
+	if near := Nearest(text, known); near != "" {
 		return "did you mean " + near + "?"
 	}
 	return ""
 }
 
-// nearest returns the known word that text probably misspells, or nothing.
-func nearest(text string, known []string) string {
+// Nearest returns the known word that text probably misspells, or nothing.
+func Nearest(text string, known []string) string {
 	const longest = 64 // no setting is longer; it bounds the work on a key that someone else wrote
 	if len(text) > longest {
 		return ""

@@ -31,17 +31,8 @@ import (
 	"github.com/sentinel-rls/sentinel-rls/xds"
 )
 
-// compatCommand is `sentinel-rls compat`.
-type compatCommand struct {
-	Serve compatServe `cmd:"" default:"1" help:"Answer in its place, set up by its environment variables. The default."`
-	Check compatCheck `cmd:"" help:"Say what would change for its files and environment, and what to set."`
-}
-
-// compatServe is `sentinel-rls compat serve`, the default.
+// compatServe is `sentinel-rls compat serve`, and `sentinel-rls compat` alone.
 type compatServe struct{}
-
-// Help is what --help shows below the first line.
-func (compatServe) Help() string { return helpText("compat") }
 
 // Run serves until the context is done.
 func (compatServe) Run(env *environment) error {

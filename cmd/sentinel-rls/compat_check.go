@@ -13,11 +13,10 @@ import (
 
 // compatCheck is `sentinel-rls compat check`.
 type compatCheck struct {
-	Dir string `arg:"" optional:"" name:"dir" help:"The directory with the files; RUNTIME_ROOT, RUNTIME_SUBDIRECTORY and RUNTIME_APPDIRECTORY when left out."`
+	Args struct {
+		Dir string `positional-arg-name:"dir" description:"The directory with the files; RUNTIME_ROOT, RUNTIME_SUBDIRECTORY and RUNTIME_APPDIRECTORY when left out."`
+	} `positional-args:"yes"`
 }
-
-// Help is what --help shows below the first line.
-func (compatCheck) Help() string { return helpText("compat-check") }
 
 // Run prints what stays as it is under envoyproxy/ratelimit, what differs, and what to set. It is an error when the
 // process would not start, or would refuse the files.
@@ -69,8 +68,8 @@ func (c *compatCheck) Run(env *environment) error {
 // readFiles returns the files and what they mean. No set: the limits come from a control plane, and no directory is named.
 func (c *compatCheck) readFiles(s compat.Settings) ([]descriptors.File, *descriptors.Set, error) {
 	where := s.Runtime
-	if c.Dir != "" {
-		where = compat.Runtime{Root: c.Dir, IgnoreDotFiles: s.Runtime.IgnoreDotFiles}
+	if c.Args.Dir != "" {
+		where = compat.Runtime{Root: c.Args.Dir, IgnoreDotFiles: s.Runtime.IgnoreDotFiles}
 	} else if s.ConfigType == compat.FromXDS {
 		return nil, nil, nil
 	}

@@ -24,7 +24,7 @@ func completionOf(t *testing.T, shell, script string, words ...string) []string 
 		"bash": {"--norc", "-c", program, script}, "zsh": {"-f", "-c", program, script}, "fish": {"--no-config", "-c", program, script},
 	}[shell]
 	cmd := exec.CommandContext(t.Context(), shell, args...)
-	cmd.Env = append(os.Environ(), "HOME="+t.TempDir())
+	cmd.Env = append(os.Environ(), "HOME="+t.TempDir(), "GORACE=atexit_sleep_ms=0", "PATH="+filepath.Dir(script)+string(filepath.ListSeparator)+os.Getenv("PATH"))
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%s: %v\n%s", shell, err, out)
@@ -48,8 +48,16 @@ func TestCompletion(t *testing.T) {
 			if _, err := exec.LookPath(shell); err != nil {
 				t.Skipf("no %s here to try the script in", shell)
 			}
-			file := filepath.Join(t.TempDir(), "script")
+			dir := t.TempDir()
+			file := filepath.Join(dir, "script")
 			if err := os.WriteFile(file, script.Bytes(), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			self, err := os.Executable() // by this name it is the program
+			if err == nil {
+				err = os.Symlink(self, filepath.Join(dir, "sentinel-rls"))
+			}
+			if err != nil {
 				t.Fatal(err)
 			}
 			for _, c := range []struct {
@@ -62,7 +70,9 @@ func TestCompletion(t *testing.T) {
 				{[]string{"sentinel-rls", "diff", "old", "new", "--a"}, []string{"--allow"}},
 				{[]string{"sentinel-rls", "explain", "--to"}, []string{"--token-file"}},
 				{[]string{"sentinel-rls", "explain", "--hel"}, []string{"--help"}},
+				{[]string{"sentinel-rls", "explain", "--endpoint=x", "+", "--to"}, []string{"--token-file"}},
 				{[]string{"sentinel-rls", "completion", "b"}, []string{"bash"}},
+				{[]string{"sentinel-rls", "compat", ""}, []string{"check", "serve"}},
 				{[]string{"sentinel-rls", "dev", "t"}, []string{"token"}},
 				{[]string{"sentinel-rls", "dev", "token", "--tt"}, []string{"--ttl"}},
 			} {

@@ -84,7 +84,7 @@ endpoints:
 		}
 	}
 	// With what the client was told, the line is found.
-	_, stdout, _ := command(t, "explain", "--config", filepath.Join(dir, "sentinel.yaml"), "--endpoint", "orders", "--tenant", "acme")
+	_, stdout, _ := runCommand(t, "explain", "--config", filepath.Join(dir, "sentinel.yaml"), "--endpoint", "orders", "--tenant", "acme")
 	if !strings.Contains(stdout, "shop.yaml:9: limit slow: ") {
 		t.Errorf("explain does not lead to the line:\n%s", stdout)
 	}

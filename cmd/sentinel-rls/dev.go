@@ -16,25 +16,23 @@ import (
 
 // devCommands are the commands for development. The build tag nodev leaves them out: what can sign tokens has no place in
 // an image that is deployed.
-type devCommands struct {
-	Dev devCommand `cmd:"" help:"For development only; not in the container image."`
-}
-
-type devCommand struct {
-	Token tokenCommand `cmd:"" help:"Print a token that a server with this configuration accepts, signed with its own secret."`
+func devCommands() []command {
+	return []command{{name: "dev", summary: "For development only; not in the container image.", below: []command{
+		{name: "token", summary: "Print a token that a server with this configuration accepts, signed with its own secret.", target: new(tokenCommand)},
+	}}}
 }
 
 // tokenCommand is `sentinel-rls dev token`.
 type tokenCommand struct {
-	Config string        `required:"" placeholder:"FILE" help:"The process configuration, with a key of HS256, HS384 or HS512."`
-	Tenant string        `required:"" placeholder:"NAME" help:"The tenant that the token names."`
-	User   string        `placeholder:"NAME" help:"The subject, where jwt.tenant_claim is another claim than sub."`
-	Scope  []string      `placeholder:"NAME" help:"A scope that the token has; repeatable."`
-	TTL    time.Duration `name:"ttl" default:"1h" help:"How long it works."`
+	Config string        `long:"config" required:"yes" value-name:"FILE" description:"The process configuration, with a key of HS256, HS384 or HS512."`
+	Tenant string        `long:"tenant" required:"yes" value-name:"NAME" unquote:"false" description:"The tenant that the token names."`
+	User   string        `long:"user" value-name:"NAME" unquote:"false" description:"The subject, where jwt.tenant_claim is another claim than sub."`
+	Scope  []string      `long:"scope" value-name:"NAME" unquote:"false" description:"A scope that the token has; repeatable."`
+	TTL    time.Duration `long:"ttl" value-name:"DURATION" default:"1h" description:"How long it works."`
 }
 
-// Help is what --help shows below the first line.
-func (tokenCommand) Help() string { return helpText("token") }
+// Usage is what --help shows after the command's name.
+func (*tokenCommand) Usage() string { return "--config=FILE --tenant=NAME [token-OPTIONS]" }
 
 // Validate refuses a token that never works.
 func (c *tokenCommand) Validate() error {

@@ -13,11 +13,13 @@ import (
 
 // diffCommand is `sentinel-rls diff`.
 type diffCommand struct {
-	Old    string   `arg:"" help:"The policies that are served now: a file or a directory of them."`
-	New    string   `arg:"" help:"The policies that are to take their place."`
-	Allow  []string `placeholder:"WHAT" help:"What may change without exit code 4: loosen, tighten or all, each also with a bound, as loosen=20%; added, removed. Repeatable."`
-	Config string   `placeholder:"FILE" help:"The process configuration, for how policy files are read."`
-	JSON   bool     `name:"json" help:"Print JSON."`
+	Args struct {
+		Old string `positional-arg-name:"old" description:"The policies that are served now: a file or a directory of them."`
+		New string `positional-arg-name:"new" description:"The policies that are to take their place."`
+	} `positional-args:"yes" required:"yes"`
+	Allow  []string `long:"allow" value-name:"WHAT" description:"What may change without exit code 4: loosen, tighten or all, each also with a bound, as loosen=20%; added, removed. Repeatable."`
+	Config string   `long:"config" value-name:"FILE" description:"The process configuration, for how policy files are read."`
+	JSON   bool     `long:"json" description:"Print JSON."`
 
 	allowed allowance
 }
@@ -88,8 +90,8 @@ func (c *diffCommand) Run(env *environment) error {
 	if err != nil {
 		return invalidError{err}
 	}
-	_, prev, oldErr := readPolicies([]string{c.Old}, policyOptions(cfg))
-	_, next, newErr := readPolicies([]string{c.New}, policyOptions(cfg))
+	_, prev, oldErr := readPolicies([]string{c.Args.Old}, policyOptions(cfg))
+	_, next, newErr := readPolicies([]string{c.Args.New}, policyOptions(cfg))
 	if err := errors.Join(oldErr, newErr); err != nil {
 		return invalidError{err}
 	}
@@ -115,7 +117,7 @@ func (c *diffCommand) Run(env *environment) error {
 	case err != nil:
 		return err
 	case reload != nil:
-		return invalidError{fmt.Errorf("a running process would refuse %s:\n%w", c.New, reload)}
+		return invalidError{fmt.Errorf("a running process would refuse %s:\n%w", c.Args.New, reload)}
 	case found.Exceeded > 0:
 		return findingError{fmt.Errorf("%d of %d changes loosen or tighten more than --allow says", found.Exceeded, len(found.Changes))}
 	}

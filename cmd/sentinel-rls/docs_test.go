@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/alecthomas/kong"
+	"github.com/jessevdk/go-flags"
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/sentinel-rls/sentinel-rls/algorithms"
@@ -69,7 +69,7 @@ var commandLineText = regexp.MustCompile("(?m)(?:^ *|\\(|/)sentinel-rls((?: [^\\
 // Every command that the pages speak of exists, and has every flag that it is shown with.
 func TestCommandsOfTheManualExist(t *testing.T) {
 	t.Parallel()
-	app := newParser(io.Discard, io.Discard, func(int) {}).Model.Node
+	app := newCommandLine(io.Discard).Command
 	pages, err := filepath.Glob("../../docs/*.md")
 	if err != nil {
 		t.Fatal(err)
@@ -81,11 +81,11 @@ func TestCommandsOfTheManualExist(t *testing.T) {
 			words := strings.Fields(m[1])
 			at := app
 			for len(words) > 0 {
-				i := slices.IndexFunc(at.Children, func(c *kong.Node) bool { return c.Name == words[0] })
-				if i < 0 {
+				below := at.Find(words[0])
+				if below == nil {
 					break
 				}
-				at, words = at.Children[i], words[1:]
+				at, words = below, words[1:]
 			}
 			if at == app && !strings.HasPrefix(words[0], "--") {
 				t.Errorf("%s speaks of sentinel-rls%s: there is no such command", name, m[1])
@@ -93,30 +93,33 @@ func TestCommandsOfTheManualExist(t *testing.T) {
 			}
 			seen[at.Name] = true
 			for _, word := range words {
-				flag, isFlag := strings.CutPrefix(strings.TrimRight(word, ".,;:\"'"), "--")
-				flag, _, _ = strings.Cut(flag, "=")
-				known := func(f *kong.Flag) bool { return f.Name == flag }
-				if isFlag && !slices.ContainsFunc(slices.Concat(at.Flags, app.Flags), known) {
-					t.Errorf("%s speaks of sentinel-rls%s: %s has no flag --%s", name, m[1], at.Name, flag)
+				flag, _, _ := strings.Cut(strings.TrimRight(word, ".,;:\"'"), "=")
+				if strings.HasPrefix(flag, "--") && !slices.Contains(flagsOf(at), flag) {
+					t.Errorf("%s speaks of sentinel-rls%s: %s has no flag %s", name, m[1], at.Name, flag)
 				}
 			}
 		}
 	}
-	for _, c := range leafCommands(app) {
+	for _, c := range leafCommands(app, "") {
 		if !seen[c.Name] {
 			t.Errorf("no page shows how %s is used", c.Name)
 		}
 	}
 }
 
+// leafCommand is a command with none below.
+type leafCommand struct {
+	*flags.Command
+	words string // after the program's name
+}
+
 // leafCommands returns the commands that can be run, in their order.
-func leafCommands(n *kong.Node) []*kong.Node {
-	if n.Leaf() {
-		return []*kong.Node{n}
+func leafCommands(c *flags.Command, words string) (leaves []leafCommand) {
+	for _, below := range c.Commands() {
+		leaves = append(leaves, leafCommands(below, strings.TrimSpace(words+" "+below.Name))...)
 	}
-	var leaves []*kong.Node
-	for _, child := range n.Children {
-		leaves = append(leaves, leafCommands(child)...)
+	if leaves == nil {
+		return []leafCommand{{c, words}}
 	}
 	return leaves
 }

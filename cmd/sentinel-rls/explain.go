@@ -22,27 +22,29 @@ import (
 
 // explainCommand is `sentinel-rls explain`.
 type explainCommand struct {
-	Entries []string `arg:"" optional:"" name:"entry" help:"KEY=VALUE, an entry of a descriptor; a + between them begins the next descriptor. KEY=@FILE reads the value from a file."`
+	Args struct {
+		Entries []string `positional-arg-name:"entry" description:"KEY=VALUE, an entry of a descriptor; a + between them begins the next descriptor. KEY=@FILE reads the value from a file."`
+	} `positional-args:"yes"`
 
 	sources
 	caller
-	Header []string `sep:"none" placeholder:"NAME=VALUE" help:"With --endpoint: a request header that may say where the client is, client_address.header or x-forwarded-for; repeatable."`
-	Peer   string   `placeholder:"IP" help:"With --endpoint: the connection's peer as Envoy reports it."`
+	Header []string `long:"header" value-name:"NAME=VALUE" description:"With --endpoint: a request header that may say where the client is, client_address.header or x-forwarded-for; repeatable."`
+	Peer   string   `long:"peer" value-name:"IP" description:"With --endpoint: the connection's peer as Envoy reports it."`
 
-	Domain string `placeholder:"NAME" help:"What the rate limit filter asks: the domain, with the entries."`
-	Hits   uint64 `placeholder:"N" help:"The request's hits_addend; 0 means 1."`
-	Peek   bool   `help:"Also look at the buckets in Redis, and say what would be answered now."`
-	JSON   bool   `name:"json" help:"Print JSON."`
+	Domain string `long:"domain" value-name:"NAME" description:"What the rate limit filter asks: the domain, with the entries."`
+	Hits   uint64 `long:"hits" value-name:"N" base:"10" description:"The request's hits_addend; 0 means 1."`
+	Peek   bool   `long:"peek" description:"Also look at the buckets in Redis, and say what would be answered now."`
+	JSON   bool   `long:"json" description:"Print JSON."`
 }
 
 // caller are the flags that say who asks ext_authz about which endpoint.
 type caller struct {
-	Endpoint   string `placeholder:"ID" help:"What ext_authz asks: the endpoint id of the route."`
-	Tenant     string `placeholder:"NAME" help:"With --endpoint: the tenant that asks."`
-	User       string `placeholder:"NAME" help:"With --tenant: its user."`
-	Address    string `placeholder:"IP" help:"With --endpoint: the client's address."`
-	TokenFile  string `placeholder:"FILE" help:"With --endpoint: a file with the bearer token of who asks; - is standard input."`
-	CookieFile string `placeholder:"FILE" help:"With --endpoint: a file with the anonymous cookie's value of who asks; - is standard input."`
+	Endpoint   string `long:"endpoint" value-name:"ID" description:"What ext_authz asks: the endpoint id of the route."`
+	Tenant     string `long:"tenant" value-name:"NAME" unquote:"false" description:"With --endpoint: the tenant that asks."`
+	User       string `long:"user" value-name:"NAME" unquote:"false" description:"With --tenant: its user."`
+	Address    string `long:"address" value-name:"IP" description:"With --endpoint: the client's address."`
+	TokenFile  string `long:"token-file" value-name:"FILE" description:"With --endpoint: a file with the bearer token of who asks; - is standard input."`
+	CookieFile string `long:"cookie-file" value-name:"FILE" description:"With --endpoint: a file with the anonymous cookie's value of who asks; - is standard input."`
 }
 
 // Validate refuses a command line that asks for nothing, or for two things.
@@ -54,9 +56,9 @@ func (c *explainCommand) Validate() error {
 		return errors.New("--domain and --endpoint are two questions: ask one")
 	case c.Domain != "" && (c.caller != caller{}):
 		return errors.New("--tenant, --user, --address, --token-file and --cookie-file go with --endpoint: with --domain they are entries")
-	case c.Domain != "" && len(c.Entries) == 0:
+	case c.Domain != "" && len(c.Args.Entries) == 0:
 		return errors.New("expected KEY=VALUE entries after --domain")
-	case c.Endpoint != "" && (len(c.Entries) > 0 || c.Hits > 0):
+	case c.Endpoint != "" && (len(c.Args.Entries) > 0 || c.Hits > 0):
 		return errors.New("entries and --hits go with --domain")
 	case c.Domain != "" && c.located():
 		return errors.New("--header and --peer go with --endpoint: with --domain the address is an entry")
@@ -116,7 +118,7 @@ func (c *explainCommand) located() bool { return len(c.Header) > 0 || c.Peer != 
 
 // hasToken reports whether one of the entries is a token that is verified.
 func (c *explainCommand) hasToken(cfg config.Config) bool {
-	return slices.ContainsFunc(c.Entries, func(e string) bool { return strings.HasPrefix(e, cfg.Names.Entries.Authorization+"=") })
+	return slices.ContainsFunc(c.Args.Entries, func(e string) bool { return strings.HasPrefix(e, cfg.Names.Entries.Authorization+"=") })
 }
 
 func writeJSON(w io.Writer, v any) error {
@@ -141,7 +143,7 @@ type question struct {
 // ofDescriptors explains what the rate limit filter asks.
 func (q *question) ofDescriptors(c *explainCommand) error {
 	request := rls.Request{Domain: c.Domain, Hits: c.Hits}
-	shown, err := q.readDescriptors(&request, c.Entries)
+	shown, err := q.readDescriptors(&request, c.Args.Entries)
 	if err != nil {
 		return err
 	}

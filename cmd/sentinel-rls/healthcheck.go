@@ -18,10 +18,10 @@ import (
 
 // healthcheckCommand is `sentinel-rls healthcheck`.
 type healthcheckCommand struct {
-	Config  string        `placeholder:"FILE" help:"The process configuration that the server was started with."`
-	GRPC    *string       `name:"grpc" placeholder:"ADDR" help:"Where the server listens (grpc.address)."`
-	Service string        `placeholder:"NAME" help:"The gRPC service to ask about, as envoy.service.ratelimit.v3.RateLimitService; without it the server as a whole."`
-	Timeout time.Duration `default:"2s" help:"How long the answer may take."`
+	Config  string        `long:"config" value-name:"FILE" description:"The process configuration that the server was started with."`
+	GRPC    *string       `long:"grpc" value-name:"ADDR" description:"Where the server listens (grpc.address)."`
+	Service string        `long:"service" value-name:"NAME" description:"The gRPC service to ask about, as envoy.service.ratelimit.v3.RateLimitService; without it the server as a whole."`
+	Timeout time.Duration `long:"timeout" value-name:"DURATION" default:"2s" description:"How long the answer may take."`
 }
 
 // Validate refuses a time in which no answer can come.

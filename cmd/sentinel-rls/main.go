@@ -11,8 +11,6 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/alecthomas/kong"
-
 	"github.com/sentinel-rls/sentinel-rls/internal/telemetry"
 )
 
@@ -47,21 +45,6 @@ func main() {
 	os.Exit(run(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
 }
 
-// commandLine is what can be asked of the program.
-type commandLine struct {
-	Serve       serveCommand       `cmd:"" help:"Answer Envoy. Without configuration: one demo endpoint, limits in memory."`
-	Validate    validateCommand    `cmd:"" help:"Check policies, and a configuration, without serving them."`
-	Explain     explainCommand     `cmd:"" help:"Say which policy and limits a request meets, and with --peek what they hold. Spends nothing."`
-	Diff        diffCommand        `cmd:"" help:"Say what changes for whom between two sets of policies."`
-	Reset       resetCommand       `cmd:"" help:"Give one caller of one endpoint full buckets again."`
-	Top         topCommand         `cmd:"" help:"Show whom a running server denies most, and where."`
-	Compat      compatCommand      `cmd:"" help:"Stand in for envoyproxy/ratelimit: its environment, ports and answers."`
-	Healthcheck healthcheckCommand `cmd:"" help:"Ask a running server for its gRPC health, as containers do."`
-	Completion  completionCommand  `cmd:"" help:"Print a completion script for a shell."`
-	Version     versionCommand     `cmd:"" help:"Print the version."`
-	devCommands
-}
-
 // environment is what a command may use of the world.
 type environment struct {
 	ctx            context.Context // done: stop
@@ -87,33 +70,21 @@ func (e findingError) Unwrap() error { return e.error }
 
 // run is the program: args without its name, env as os.Environ gives it. It returns the exit code.
 func run(ctx context.Context, args, env []string, stdout, stderr io.Writer) int {
-	helped := false
-	parser := newParser(stdout, stderr, func(int) { helped = true })
-	command, err := parser.Parse(args)
-	switch {
-	case helped:
+	target, err := newCommandLine(stdout).parse(args)
+	if help, ok := errors.AsType[helpError](err); ok {
+		fmt.Fprint(stdout, string(help))
 		return exitOK
-	case err != nil:
-		complain(stderr, fmt.Errorf("%w; see sentinel-rls --help", err))
+	}
+	if err != nil {
+		complain(stderr, err)
 		return exitUsage
 	}
-	err = command.Run(&environment{ctx: ctx, variables: env, stdin: os.Stdin, stdout: stdout, stderr: stderr})
+	err = target.Run(&environment{ctx: ctx, variables: env, stdin: os.Stdin, stdout: stdout, stderr: stderr})
 	if err == nil {
 		return exitOK
 	}
 	complain(stderr, err)
 	return exitCode(err)
-}
-
-// newParser returns the parser of the command line. exit is called after help was printed.
-func newParser(stdout, stderr io.Writer, exit func(int)) *kong.Kong {
-	return kong.Must(new(commandLine),
-		kong.Name("sentinel-rls"),
-		kong.Description("Tenant-aware rate limits and authentication for Envoy."),
-		kong.Writers(stdout, stderr),
-		kong.Exit(exit),
-		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
-	)
 }
 
 func exitCode(err error) int {

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"io"
@@ -12,8 +13,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/alecthomas/kong"
 )
 
 //go:generate go test -run ^TestManualIsCurrent$ -update .
@@ -38,10 +37,10 @@ func TestManualIsCurrent(t *testing.T) {
 func cliManual() string {
 	var b strings.Builder
 	b.WriteString("# Command line\n\n<!-- Made from the program by: go generate ./cmd/sentinel-rls -->\n\n")
-	leaves := leafCommands(newParser(io.Discard, io.Discard, func(int) {}).Model.Node)
+	leaves := leafCommands(newCommandLine(io.Discard).Command, "")
 	b.WriteString("| command | |\n|---|---|\n")
 	for _, c := range leaves {
-		fmt.Fprintf(&b, "| [`%s`](#%s) | %s |\n", name(c), strings.ReplaceAll(name(c), " ", "-"), c.Help)
+		fmt.Fprintf(&b, "| [`%s`](#%s) | %s |\n", c.words, strings.ReplaceAll(c.words, " ", "-"), c.ShortDescription)
 	}
 	b.WriteString("\n`--help` after any of them says what stands here.\n")
 	for _, c := range leaves {
@@ -55,35 +54,36 @@ func cliManual() string {
 	return b.String()
 }
 
-// name returns a command without the program's name.
-func name(c *kong.Node) string { return strings.TrimPrefix(c.FullPath(), "sentinel-rls ") }
-
-func section(b *strings.Builder, c *kong.Node) {
-	fmt.Fprintf(b, "\n## %s\n\n```\nsentinel-rls %s\n```\n\n%s\n\n%s", name(c), c.Summary(), c.Help, c.Detail)
+func section(b *strings.Builder, c leafCommand) {
+	fmt.Fprintf(b, "\n## %s\n\n```\n%s\n```\n\n%s\n\n%s", c.words, usage(c), c.ShortDescription, helpText(strings.ReplaceAll(c.words, " ", "-")))
 	var rows []string
-	for _, p := range c.Positional {
-		rows = append(rows, fmt.Sprintf("| `%s` | | %s |", p.Summary(), cell(p.Help)))
+	for _, a := range c.Args() {
+		rows = append(rows, fmt.Sprintf("| `%s` | | %s |", a.Name, cell(a.Description)))
 	}
-	for _, f := range c.Flags {
-		value := f.FormatPlaceHolder()
-		if f.IsBool() {
-			value = ""
+	for _, o := range c.Options() {
+		value, standard := "", " "
+		if o.ValueName != "" {
+			value = " " + o.ValueName
 		}
-		if value != "" && !f.HasDefault {
-			value = " " + strings.TrimSuffix(value, ",...")
-		}
-		standard := " "
-		if f.HasDefault {
-			value, standard = " "+strings.ToUpper(f.Value.Target.Type().Name()), " `"+f.Default+"` "
-		}
-		if f.Required {
+		switch {
+		case o.Required:
 			standard = " required "
+		case len(o.Default) > 0:
+			standard = " `" + o.Default[0] + "` "
 		}
-		rows = append(rows, fmt.Sprintf("| `--%s%s` |%s| %s |", f.Name, value, standard, cell(f.Help)))
+		rows = append(rows, fmt.Sprintf("| `--%s%s` |%s| %s |", o.LongName, value, standard, cell(o.Description)))
 	}
 	if len(rows) > 0 {
 		fmt.Fprintf(b, "\n| | default | |\n|---|---|---|\n%s\n", strings.Join(rows, "\n"))
 	}
+}
+
+// usage returns how a command is written: the second line of its help.
+func usage(c leafCommand) string {
+	var stdout strings.Builder
+	run(context.Background(), append(strings.Fields(c.words), "--help"), nil, &stdout, io.Discard)
+	line := strings.Split(stdout.String(), "\n")[1]
+	return strings.TrimSpace(strings.Replace(line, "[OPTIONS] ", "", 1)) // of the program itself, which are --help
 }
 
 func cell(text string) string { return strings.ReplaceAll(text, "|", `\|`) }

@@ -2,5 +2,5 @@
 
 package main
 
-// devCommands has no commands in this build.
-type devCommands struct{}
+// devCommands are none in this build.
+func devCommands() []command { return nil }

@@ -27,9 +27,9 @@ const operatorPatience = 5 * time.Second
 
 // sources are the flags by which an operator's command finds configuration and policies, as serve does.
 type sources struct {
-	Config   string   `placeholder:"FILE" help:"The process configuration that the server has."`
-	Policies []string `sep:"none" placeholder:"PATH" help:"A policy file or a directory of them; repeatable (policies)."`
-	Redis    *string  `placeholder:"URL" help:"The shared store (redis.url)."`
+	Config   string   `long:"config" value-name:"FILE" description:"The process configuration that the server has."`
+	Policies []string `long:"policies" value-name:"PATH" description:"A policy file or a directory of them; repeatable (policies)."`
+	Redis    *string  `long:"redis" value-name:"URL" description:"The shared store (redis.url)."`
 }
 
 // load returns configuration and policies. That they fit is for serve and validate to check: a question about policies

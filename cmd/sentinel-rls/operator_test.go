@@ -16,8 +16,8 @@ import (
 	"github.com/sentinel-rls/sentinel-rls/internal/testserver"
 )
 
-// command runs an operator's command in this process.
-func command(t *testing.T, args ...string) (code int, stdout, stderr string) {
+// runCommand runs an operator's command in this process.
+func runCommand(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	var out, errs bytes.Buffer
 	code = run(t.Context(), args, nil, &out, &errs)
@@ -83,7 +83,7 @@ func TestPeekAndResetOfALiveBucket(t *testing.T) {
 				{"--endpoint", "orders", "--token-file", tokenFile},
 				{"--domain", "shop", "endpoint_id=orders", "tenant=acme"},
 			} {
-				code, stdout, stderr := command(t, append([]string{"explain", "--peek", "--json", "--config", config, "--redis", store.URL()}, question...)...)
+				code, stdout, stderr := runCommand(t, append([]string{"explain", "--peek", "--json", "--config", config, "--redis", store.URL()}, question...)...)
 				var r report
 				if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != exitOK {
 					t.Fatalf("%v: exit code %d, %v\n%s%s", question, code, err, stdout, stderr)
@@ -111,7 +111,7 @@ func TestPeekAndResetOfALiveBucket(t *testing.T) {
 					}
 				}
 			}
-			code, stdout, _ := command(t, "explain", "--peek", "--config", config, "--redis", store.URL(), "--endpoint", "orders", "--tenant", "acme")
+			code, stdout, _ := runCommand(t, "explain", "--peek", "--config", config, "--redis", store.URL(), "--endpoint", "orders", "--tenant", "acme")
 			for _, want := range []string{
 				"now 0 left, the cost fits never, full again never\n", "answer now: refused with RATE_LIMITED by orders, a retry fits never\n",
 			} {
@@ -120,7 +120,7 @@ func TestPeekAndResetOfALiveBucket(t *testing.T) {
 				}
 			}
 
-			code, stdout, stderr := command(t, "reset", "--config", config, "--redis", store.URL(), "--endpoint", "orders", "--tenant", "acme")
+			code, stdout, stderr := runCommand(t, "reset", "--config", config, "--redis", store.URL(), "--endpoint", "orders", "--tenant", "acme")
 			if code != exitOK || stdout != "1 of 1 buckets were in use, and are reset; running processes deny from memory for up to 1s more\n" {
 				t.Fatalf("reset: exit code %d, %q, %q", code, stdout, stderr)
 			}
@@ -162,7 +162,7 @@ func TestTopShowsWhoIsDenied(t *testing.T) {
 			limited(t, conn, "shop", "orders", tenant)
 		}
 	}
-	code, stdout, stderr := command(t, "top", "--admin", p.adminAddr)
+	code, stdout, stderr := runCommand(t, "top", "--admin", p.adminAddr)
 	if code != exitOK || stderr != "" {
 		t.Fatalf("exit code %d: %s", code, stderr)
 	}
@@ -178,7 +178,7 @@ func TestTopShowsWhoIsDenied(t *testing.T) {
 		t.Errorf("top shows a tenant:\n%s", stdout)
 	}
 	var shown admin.Policies
-	_, stdout, _ = command(t, "top", "--json", "--admin", p.adminAddr)
+	_, stdout, _ = runCommand(t, "top", "--json", "--admin", p.adminAddr)
 	if err := json.Unmarshal([]byte(stdout), &shown); err != nil || shown.Denied == nil || shown.Denied.Denials != 9 ||
 		len(shown.Denied.Pairs) != 2 || shown.Denied.Pairs[0].AtLeast != 7 || shown.Denied.Pairs[0].AtMost != 7 {
 		t.Errorf("%v: %s", err, stdout)
@@ -203,7 +203,7 @@ func TestTopSaysWhyNot(t *testing.T) {
 		"too little time": {[]string{"--admin", p.adminAddr, "--timeout", "1ns"}, exitFailure, "deadline exceeded"},
 		"a word too many": {[]string{"extra"}, exitUsage, "unexpected argument"},
 	} {
-		code, stdout, stderr := command(t, append([]string{"top"}, c.args...)...)
+		code, stdout, stderr := runCommand(t, append([]string{"top"}, c.args...)...)
 		if code != c.code || stdout != "" || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, c.want) {
 			t.Errorf("%s: exit code %d, %q, %q; want %d and one line with %q", name, code, stdout, stderr, c.code, c.want)
 		}

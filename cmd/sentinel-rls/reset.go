@@ -17,14 +17,17 @@ import (
 // resetCommand is `sentinel-rls reset`.
 type resetCommand struct {
 	sources
-	Endpoint   string `required:"" placeholder:"ID" help:"Whose buckets: the endpoint id."`
-	Tenant     string `placeholder:"NAME" help:"The tenant's buckets of that endpoint."`
-	User       string `placeholder:"NAME" help:"With --tenant: its user's buckets instead."`
-	Address    string `placeholder:"IP" help:"The buckets of a client's address."`
-	CookieFile string `placeholder:"FILE" help:"The buckets of an anonymous cookie, whose value is in the file; - is standard input."`
-	Limit      string `placeholder:"NAME" help:"Only the limit of that name."`
-	DryRun     bool   `help:"Say which keys, and remove none."`
+	Endpoint   string `long:"endpoint" required:"yes" value-name:"ID" description:"Whose buckets: the endpoint id."`
+	Tenant     string `long:"tenant" value-name:"NAME" unquote:"false" description:"The tenant's buckets of that endpoint."`
+	User       string `long:"user" value-name:"NAME" unquote:"false" description:"With --tenant: its user's buckets instead."`
+	Address    string `long:"address" value-name:"IP" description:"The buckets of a client's address."`
+	CookieFile string `long:"cookie-file" value-name:"FILE" description:"The buckets of an anonymous cookie, whose value is in the file; - is standard input."`
+	Limit      string `long:"limit" value-name:"NAME" description:"Only the limit of that name."`
+	DryRun     bool   `long:"dry-run" description:"Say which keys, and remove none."`
 }
+
+// Usage is what --help shows after the command's name.
+func (*resetCommand) Usage() string { return "--endpoint=ID [reset-OPTIONS]" }
 
 // Validate refuses a command line that names nobody, or several.
 func (c *resetCommand) Validate() error {

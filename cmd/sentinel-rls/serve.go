@@ -30,11 +30,11 @@ import (
 
 // serveCommand is `sentinel-rls serve`.
 type serveCommand struct {
-	Config   string   `placeholder:"FILE" help:"Process configuration."`
-	GRPC     *string  `name:"grpc" placeholder:"ADDR" help:"Where Envoy connects (grpc.address)."`
-	Admin    *string  `placeholder:"ADDR" help:"Where metrics and health are served (admin.address)."`
-	Redis    *string  `placeholder:"URL" help:"The shared store; an empty URL means this process's memory (redis.url)."`
-	Policies []string `sep:"none" placeholder:"PATH" help:"A policy file or a directory of them; repeatable (policies)."`
+	Config   string   `long:"config" value-name:"FILE" description:"Process configuration."`
+	GRPC     *string  `long:"grpc" value-name:"ADDR" description:"Where Envoy connects (grpc.address)."`
+	Admin    *string  `long:"admin" value-name:"ADDR" description:"Where metrics and health are served (admin.address)."`
+	Redis    *string  `long:"redis" value-name:"URL" description:"The shared store; an empty URL means this process's memory (redis.url)."`
+	Policies []string `long:"policies" value-name:"PATH" description:"A policy file or a directory of them; repeatable (policies)."`
 }
 
 // Run serves until the context is done.

@@ -18,10 +18,10 @@ import (
 
 // topCommand is `sentinel-rls top`.
 type topCommand struct {
-	Config  string        `placeholder:"FILE" help:"The process configuration that the server was started with; its admin.token_file is used."`
-	Admin   *string       `placeholder:"ADDR" help:"Where the server's metrics are served (admin.address)."`
-	Timeout time.Duration `default:"5s" help:"How long the answer may take."`
-	JSON    bool          `name:"json" help:"Print JSON."`
+	Config  string        `long:"config" value-name:"FILE" description:"The process configuration that the server was started with; its admin.token_file is used."`
+	Admin   *string       `long:"admin" value-name:"ADDR" description:"Where the server's metrics are served (admin.address)."`
+	Timeout time.Duration `long:"timeout" value-name:"DURATION" default:"5s" description:"How long the answer may take."`
+	JSON    bool          `long:"json" description:"Print JSON."`
 }
 
 // Run asks the server's /policies and prints who was denied most.

@@ -9,13 +9,15 @@ import (
 
 // validateCommand is `sentinel-rls validate`.
 type validateCommand struct {
-	Paths  []string `arg:"" optional:"" name:"path" help:"Policy files, or directories of them."`
-	Config string   `placeholder:"FILE" help:"Also check this process configuration, with the environment, and that policies fit it. Its own policies are read when no PATH is given."`
+	Args struct {
+		Paths []string `positional-arg-name:"path" description:"Policy files, or directories of them."`
+	} `positional-args:"yes"`
+	Config string `long:"config" value-name:"FILE" description:"Also check this process configuration, with the environment, and that policies fit it. Its own policies are read when no PATH is given."`
 }
 
 // Validate refuses a command line that asks for nothing.
 func (c *validateCommand) Validate() error {
-	if len(c.Paths) == 0 && c.Config == "" {
+	if len(c.Args.Paths) == 0 && c.Config == "" {
 		return errors.New("expected a PATH or --config FILE")
 	}
 	return nil
@@ -24,13 +26,13 @@ func (c *validateCommand) Validate() error {
 // Run prints what the policies hold, or every problem in them.
 func (c *validateCommand) Run(env *environment) error {
 	if c.Config == "" {
-		_, set, err := readPolicies(c.Paths, descriptors.Options{})
+		_, set, err := readPolicies(c.Args.Paths, descriptors.Options{})
 		if err != nil {
 			return invalidError{err}
 		}
 		return summarize(env, set)
 	}
-	s, err := load(c.Config, env.variables, overrides(override("PATH", "policies", c.Paths...)))
+	s, err := load(c.Config, env.variables, overrides(override("PATH", "policies", c.Args.Paths...)))
 	if err != nil {
 		return err
 	}
