@@ -92,13 +92,46 @@ func (m *manualWriter) section(t *testing.T, v reflect.Value, path string, level
 			m.section(t, field, child, level+1)
 			continue
 		case field.Kind() == reflect.Slice && elem.Elem().Kind() == reflect.Struct:
-			fmt.Fprintf(m, "\nDefault: none. Environment: `%s`\n", EnvName(child))
+			if !strings.Contains(child, "[]") { // a list within an item of a list has no variable
+				fmt.Fprintf(m, "\nDefault: none. Environment: `%s`\n", EnvName(child))
+			}
 			m.section(t, reflect.Zero(elem.Elem()), child+"[]", level+1)
 			continue
 		case strings.Contains(child, "[]"):
 			continue // an item has neither default nor variable
 		}
 		fmt.Fprintf(m, "\nDefault: %s. Environment: `%s`\n", defaultText(field), EnvName(child))
+	}
+}
+
+// Every environment variable that the pages name sets something.
+func TestDocumentedVariablesExist(t *testing.T) {
+	pages, err := filepath.Glob("../docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := map[string]bool{}
+	cfg := Default()
+	for f := range leaves(&cfg) {
+		known[EnvName(f.path)] = true
+	}
+	found := map[string]bool{}
+	for _, page := range append(pages, "../README.md") {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile("`(SENTINEL_[^`= ]*[^_`= ])[`= ]").FindAllStringSubmatch(string(text), -1) {
+			found[m[1]] = true
+			if !known[m[1]] {
+				t.Errorf("%s names %s, which sets nothing", page, m[1])
+			}
+		}
+	}
+	for name := range known {
+		if !found[name] {
+			t.Errorf("no page names %s", name)
+		}
 	}
 }
 

@@ -48,21 +48,6 @@ func TestReadmePolicyIsValid(t *testing.T) {
 	}
 }
 
-// The commands that the README tells people to type exist.
-func TestReadmeCommandsExist(t *testing.T) {
-	t.Parallel()
-	makefile := document(t, "Makefile")
-	targets := regexp.MustCompile(`(?m)^make ([a-z]+)`).FindAllStringSubmatch(document(t, "README.md"), -1)
-	if len(targets) < 3 {
-		t.Fatalf("README.md tells %d commands, want demo, run and test", len(targets))
-	}
-	for _, m := range targets {
-		if !strings.Contains(makefile, "\n"+m[1]+": ") {
-			t.Errorf("README.md says make %s, the Makefile has no such target", m[1])
-		}
-	}
-}
-
 // A command line of the program: at the start of a line, or within another command.
 var commandLineText = regexp.MustCompile("(?m)(?:^ *|\\(|/)sentinel-rls((?: [^\\s`|>)]+)+)")
 
