@@ -149,7 +149,7 @@ func outage() []Step {
 			},
 		},
 		{
-			Name:     "fail-open through the ratelimit filter keeps to its cap too",
+			Name:     "fail-open through the ratelimit filter keeps to its cap too, of which the searches before took their part",
 			Expected: "at most 3 of 10 admitted, the others 429 EMERGENCY_LOCAL_LIMIT",
 			Outage:   true,
 			Holds:    capped,
