@@ -5,9 +5,11 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 	"unicode/utf8"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	authv3 "github.com/envoyproxy/go-control-plane/envoy/service/auth/v3"
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"github.com/google/go-cmp/cmp"
@@ -21,6 +23,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/descriptorpb"
 	"google.golang.org/protobuf/types/dynamicpb"
+	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/sentinel-rls/sentinel-rls/rls"
 )
@@ -122,6 +125,43 @@ func TestMalformedMessageStaysAnError(t *testing.T) {
 				t.Errorf("error %v, want INTERNAL", err)
 			}
 		})
+	}
+}
+
+// A small message of very many parts would take a gigabyte.
+func TestMessageOfManyParts(t *testing.T) {
+	t.Parallel()
+	s := start(t, admitting())
+	const size = 4<<20 - 1000
+	many := map[string][]byte{
+		"descriptors": slices.Concat(rateLimitFrame("shop", "q", "a"), bytes.Repeat([]byte{0x12, 0}, size/2)),
+		"entries":     lengthDelimited(2, bytes.Repeat([]byte{0x0a, 0}, size/2)),
+	}
+	for name, frame := range many {
+		err := s.invoke(t, rlsv3.RateLimitService_ShouldRateLimit_FullMethodName, frame, &rlsv3.RateLimitResponse{})
+		if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "parts") {
+			t.Errorf("%s: %v, want INTERNAL", name, err)
+		}
+	}
+	extensions := lengthDelimited(1, bytes.Repeat(lengthDelimited(10, ""), size/2))
+	err := s.invoke(t, authv3.Authorization_Check_FullMethodName, extensions, &authv3.CheckResponse{})
+	if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "parts") {
+		t.Errorf("context extensions: %v, want INTERNAL", err)
+	}
+	// What a client can make Envoy send is far below: a body of some megabytes, and metadata with 30 000 values.
+	values := make([]any, 30_000)
+	for i := range values {
+		values[i] = ""
+	}
+	list, err := structpb.NewStruct(map[string]any{"claims": values})
+	if err != nil {
+		t.Fatal(err)
+	}
+	check := checking("free", map[string]string{"a": "b"})
+	check.GetAttributes().GetRequest().GetHttp().Body = strings.Repeat("x", 3<<20)
+	check.GetAttributes().MetadataContext = &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{"jwt": list}}
+	if err := s.invoke(t, authv3.Authorization_Check_FullMethodName, marshal(t, check), &authv3.CheckResponse{}); err != nil {
+		t.Errorf("a large question: %v", err)
 	}
 }
 

@@ -89,6 +89,23 @@ func (w *writer) message(b []byte, message protoreflect.MessageDescriptor) {
 	}
 }
 
+// count takes the nested messages and texts in b from left. False: there are more.
+func count(b []byte, message protoreflect.MessageDescriptor, depth int, left *int) bool {
+	for len(b) > 0 && depth <= maxDepth {
+		f, rest, ok := nextField(b, message)
+		if !ok {
+			return true
+		}
+		if b = rest; f.content == opaque {
+			continue
+		}
+		if *left--; *left < 0 || f.content == nested && !count(f.payload, f.message, depth+1, left) {
+			return false
+		}
+	}
+	return true
+}
+
 // content says what the bytes of a field are.
 type content uint8
 

@@ -72,7 +72,12 @@ func compatServing(t *testing.T, env ...string) compatInstance {
 		<-ended
 		return code
 	}}
-	t.Cleanup(func() { c.stop() })
+	t.Cleanup(func() {
+		c.stop()
+		if t.Failed() {
+			t.Logf("output of sentinel-rls compat:\n%s", stderr.String())
+		}
+	})
 	c.instance = awaitServing(t, stderr.String, ended)
 	record, _ := logRecord(stderr.String(), "serving")
 	c.httpAddr, _ = record["http"].(string)

@@ -107,3 +107,19 @@ func FuzzJSON(f *testing.F) {
 		}
 	})
 }
+
+// A small body of very many objects would take a gigabyte, and one that is too large is not read.
+func TestJSONBodiesAreBounded(t *testing.T) {
+	t.Parallel()
+	handler := jsonHandler(t)
+	for body, want := range map[string]string{
+		`{"domain":"shop","descriptors":[` + strings.Repeat("{},", 1<<20) + `{}]}`: "more than 65536 objects",
+		`{"domain":"` + strings.Repeat("x", 4<<20) + `"}`:                          "more than 4194304 bytes",
+	} {
+		answer := httptest.NewRecorder()
+		handler.ServeHTTP(answer, httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/json", strings.NewReader(body)))
+		if answer.Code != http.StatusBadRequest || !strings.Contains(answer.Body.String(), want) {
+			t.Errorf("%d %.100s, want 400 and %s", answer.Code, answer.Body.String(), want)
+		}
+	}
+}

@@ -1,6 +1,7 @@
 package compat
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -15,8 +16,11 @@ import (
 	"github.com/sentinel-rls/sentinel-rls/descriptors"
 )
 
-// maxJSONBytes bounds the body of /json, as gRPC's messages are.
-const maxJSONBytes = 4 << 20
+// What bounds the body of /json, as gRPC's messages are: two bytes of it can take half a kilobyte once they are read.
+const (
+	maxJSONBytes   = 4 << 20
+	maxJSONObjects = 1 << 16
+)
 
 // Answerer answers questions that came by another way than gRPC, as envoy.Server does.
 type Answerer interface {
@@ -46,6 +50,10 @@ func answerJSON(w http.ResponseWriter, r *http.Request, answerer Answerer) {
 			err = fmt.Errorf("the body holds more than %d bytes", maxJSONBytes)
 		}
 		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	if bytes.Count(body, []byte("{")) > maxJSONObjects {
+		http.Error(w, fmt.Sprintf("the body holds more than %d objects", maxJSONObjects), http.StatusBadRequest)
 		return
 	}
 	var question rlsv3.RateLimitRequest
