@@ -17,6 +17,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/net/netutil"
 
 	"github.com/sentinel-rls/sentinel-rls/config"
 	"github.com/sentinel-rls/sentinel-rls/descriptors"
@@ -301,7 +302,7 @@ func (p *compatProgram) run(ctx context.Context, hangups <-chan os.Signal) error
 }
 
 func (p *compatProgram) serveHTTP(name string, l net.Listener, handler http.Handler) tiers.Part {
-	return tiers.Part{Name: name, Run: func(ctx context.Context) error { return admin.Serve(ctx, l, handler, p.log) }}
+	return tiers.Part{Name: name, Run: func(ctx context.Context) error { return admin.Serve(ctx, l, handler, admin.MaxConnections, p.log) }}
 }
 
 // answerHTTP answers /json as long as gRPC is answered.
@@ -312,7 +313,7 @@ func (p *compatProgram) answerHTTP(ctx context.Context, l net.Listener) error {
 		p.health.Stopping()
 		time.AfterFunc(p.cfg.Shutdown.DrainDelay, stop)
 	})()
-	err := admin.Serve(drained, l, p.http, p.log)
+	err := admin.Serve(drained, l, p.http, maxConnections, p.log)
 	if ctx.Err() == nil && err == nil {
 		return tiers.ErrEnded
 	}
@@ -402,7 +403,7 @@ func (p *compatProgram) serveGRPC(ctx context.Context, l net.Listener) error {
 	}
 	p.grpc.SetServing(true)
 	served := make(chan error, 1)
-	go func() { served <- p.grpc.Serve(l) }()
+	go func() { served <- p.grpc.Serve(netutil.LimitListener(l, maxConnections)) }()
 	return drainGRPC(ctx, p.grpc, served, p.cfg.Shutdown, p.stopping, p.log)
 }
 

@@ -558,6 +558,34 @@ func TestCompatSharesItsPorts(t *testing.T) {
 	}
 }
 
+// Callers of /json that keep many connections do not keep the health check out.
+func TestCompatHTTPTakesManyConnections(t *testing.T) {
+	t.Parallel()
+	root := files(t, map[string]string{"config/shop.yaml": compatFile})
+	in := compatServing(t, "BACKEND_TYPE=memory", "RUNTIME_ROOT="+root)
+	for range 300 {
+		conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", in.httpAddr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second) // before the silent ones are closed
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, "GET", "http://"+in.httpAddr+"/healthcheck", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != 200 {
+		t.Errorf("/healthcheck: %d", resp.StatusCode)
+	}
+}
+
 // conformanceEnv is what each profile of the shared scenarios needs.
 var conformanceEnv = map[string][]string{
 	"default":         nil,

@@ -30,7 +30,8 @@ import (
 
 // Bounds of the server. Profiles may run for a minute, everything else answers at once.
 const (
-	maxConnections    = 128
+	// MaxConnections is how many connections operators may have; further ones wait.
+	MaxConnections    = 128
 	maxHeaderBytes    = 16 << 10
 	readHeaderTimeout = 5 * time.Second
 	readTimeout       = 10 * time.Second
@@ -93,11 +94,11 @@ func New(cfg Config) *Server { return &Server{cfg: cfg, token: sha256.Sum256([]b
 
 // Run serves on l until ctx is done, then lets requests in flight finish for at most a second. It closes l.
 func (s *Server) Run(ctx context.Context, l net.Listener) error {
-	return Serve(ctx, l, s.Handler(), s.cfg.Log)
+	return Serve(ctx, l, s.Handler(), MaxConnections, s.cfg.Log)
 }
 
-// Serve is Run for any handler, within the same bounds.
-func Serve(ctx context.Context, l net.Listener, handler http.Handler, log *slog.Logger) error {
+// Serve is Run for any handler and so many connections at once, else within the same bounds.
+func Serve(ctx context.Context, l net.Listener, handler http.Handler, connections int, log *slog.Logger) error {
 	server := &http.Server{
 		Handler:           handler,
 		ReadHeaderTimeout: readHeaderTimeout,
@@ -108,7 +109,7 @@ func Serve(ctx context.Context, l net.Listener, handler http.Handler, log *slog.
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(netutil.LimitListener(l, maxConnections)) }()
+	go func() { served <- server.Serve(netutil.LimitListener(l, connections)) }()
 	select {
 	case err := <-served:
 		return err
