@@ -103,7 +103,8 @@ func (l *loader) readDocument(data []byte, o origin) {
 	}
 }
 
-// parse returns the content of the one YAML document in data, or nil after recording what path has instead.
+// parse returns the content of the first YAML document in data, or nil when there is none to read. What path has instead of
+// exactly one is recorded.
 func (l *loader) parse(data []byte, path string, o origin) *yaml.Node {
 	if line, text := illegibleAt(data); line > 0 {
 		l.fail(o.on(line), path, text, "write plain UTF-8 text")
@@ -125,13 +126,12 @@ func (l *loader) parse(data []byte, path string, o origin) *yaml.Node {
 	}
 	switch err := docs.Load(&second); {
 	case errors.Is(err, io.EOF):
-		return first.Content[0]
 	case err != nil:
 		l.failYAML(o, path, err)
 	default:
 		l.fail(o.at(&second), path, "a second document starts here", "keep one document: remove the line --- or ...")
 	}
-	return nil
+	return first.Content[0]
 }
 
 // failYAML records an error of the YAML library with the line it names.

@@ -233,6 +233,7 @@ func TestProblems(t *testing.T) {
 		{"CFG-05 a blank section", "breaker:\n", "FILE:1: breaker: has no value (give one, or remove the key to get the default)"},
 		{"CFG-05 a required key missing", "jwt: {keys: [{alg: HS256}]}\n", "FILE:1: jwt.keys[0].secret_file: is missing (name the file that holds the secret)"},
 		{"CFG-07 a second document", "log: {level: info}\n---\nlog: {level: debug}\n", "FILE:2: a second document starts here (keep one document: remove the line --- or ...)"},
+		{"CFG-07 a second document and another problem", "log: {level: loud}\n---\nlog: {level: debug}\n", "FILE:2: a second document starts here (keep one document: remove the line --- or ...)\nFILE:1: log.level: must be one of debug, info, warn, error, not \"loud\""},
 		{"CFG-07 an empty second document", "log: {level: info}\n---\n", "FILE:2: a second document starts here (keep one document: remove the line --- or ...)"},
 		{"CFG-07 garbage after the end", "log: {level: info}\n...\ngarbage: [\n", "FILE:4: is not YAML: did not find expected node content"},
 		{"CFG-07 a second JSON object", `{"log": {}} {"log": {}}`, "FILE:1: is not YAML: did not find expected <document start>"},

@@ -126,6 +126,17 @@ func TestCFG_07_OneDocumentPerFile(t *testing.T) {
 		})
 	}
 	refusedWith(t, "f.json", `{"domain": "shop"}{"domain": "bank"}`, "f.json:1: not JSON", "after top-level value")
+	// A second document hides no problem, neither of its own nor of the first.
+	bad := strings.Replace(good, "fail_mode: fail_closed", "fail_mode: maybe", 1)
+	if bad == good {
+		t.Fatal("the good file has another fail_mode")
+	}
+	_, err := descriptors.Parse([]descriptors.File{{Name: "f.yaml", Data: []byte(bad + "---\n" + strings.ReplaceAll(bad, "shop", "bank"))}}, descriptors.Options{})
+	for _, want := range []string{"f.yaml:3: ", "f.yaml:4: a second document", "f.yaml:7: "} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v\nlacks %q", err, want)
+		}
+	}
 	// One document, with its marks or without.
 	for _, text := range []string{good, "---\n" + good, good + "...\n", good + "# end\n"} {
 		parse(t, text)

@@ -100,16 +100,14 @@ func (b *builder) read(s *source) {
 	if !ok {
 		return
 	}
-	root, ok := s.tree(text)
-	if !ok {
-		return
+	for _, root := range s.trees(text) {
+		if key, ok := root.lookUp("descriptors"); ok {
+			s.report(key.Line, key.at, "descriptors beside endpoints",
+				"a file is native (domain and endpoints), or in the language of envoyproxy/ratelimit (domain and descriptors)")
+			continue
+		}
+		s.native(root, b)
 	}
-	if key, ok := root.lookUp("descriptors"); ok {
-		s.report(key.Line, key.at, "descriptors beside endpoints",
-			"a file is native (domain and endpoints), or in the language of envoyproxy/ratelimit (domain and descriptors)")
-		return
-	}
-	s.native(root, b)
 }
 
 // lookUp returns the key of a mapping, where it stands.

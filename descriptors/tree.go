@@ -71,37 +71,39 @@ type value struct {
 	at *place
 }
 
-// tree parses the text of one file: exactly one document, whose root is a mapping.
-func (s *source) tree(text []byte) (value, bool) {
+// trees parses the text of one file: exactly one document, whose root is a mapping. Of a file with several it returns them
+// all, so that their own problems are told too.
+func (s *source) trees(text []byte) (roots []value) {
 	// AliasNone: this reader never follows an alias, so counting what it would expand to is not needed.
 	loader, err := yaml.NewLoader(bytes.NewReader(text), yaml.WithPlugin(
 		loaderlimits.New(loaderlimits.DepthValue(maxDepth), loaderlimits.AliasNone())))
 	if err != nil {
 		s.report(0, nil, err.Error(), "")
-		return value{}, false
+		return nil
 	}
-	var doc, second yaml.Node
-	if err := loader.Load(&doc); errors.Is(err, io.EOF) {
-		s.report(0, nil, "the file is empty", "a policy file holds domain and endpoints")
-		return value{}, false
-	} else if err != nil {
-		s.reportYAML(err)
-		return value{}, false
+	for documents := 1; ; documents++ {
+		var doc yaml.Node
+		err := loader.Load(&doc)
+		switch {
+		case errors.Is(err, io.EOF) && documents == 1:
+			s.report(0, nil, "the file is empty", "a policy file holds domain and endpoints")
+			return nil
+		case errors.Is(err, io.EOF):
+			return roots
+		case err != nil:
+			s.reportYAML(err)
+			return roots
+		case documents == 2:
+			s.report(doc.Line, nil, "a second document", "one document per file: one domain may stand in several files")
+		}
+		root := value{doc.Content[0], nil}
+		if root.Kind == yaml.MappingNode {
+			roots = append(roots, root)
+		} else if documents == 1 {
+			s.checkNode(root)
+			s.wrongType(root, "a mapping with domain and endpoints")
+		}
 	}
-	if err := loader.Load(&second); err == nil {
-		s.report(second.Line, nil, "a second document", "one document per file: one domain may stand in several files")
-		return value{}, false
-	} else if !errors.Is(err, io.EOF) {
-		s.reportYAML(err)
-		return value{}, false
-	}
-	root := value{doc.Content[0], nil}
-	if root.Kind != yaml.MappingNode {
-		s.checkNode(root)
-		s.wrongType(root, "a mapping with domain and endpoints")
-		return value{}, false
-	}
-	return root, true
 }
 
 func (s *source) reportYAML(err error) {
