@@ -120,3 +120,25 @@ func TestInsists(t *testing.T) {
 		}()
 	}
 }
+
+// TestPF_06_WindowEdges: three a minute, three asked for at 59.9 s and three at the minute. A fixed window admits all six. A
+// sliding one admits three and then none, until what it holds of the minute before has faded.
+func TestPF_06_WindowEdges(t *testing.T) {
+	t.Parallel()
+	const ms, s = time.Millisecond, time.Second
+	fixed, err := algorithms.NewFixedWindow(3, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	play(t, fixed, []opStep{
+		{59900 * ms, tk, 3, true, 0, 0, 100 * ms},
+		{60 * s, tk, 3, true, 0, 0, 60 * s},
+		{60 * s, tk, 1, false, 0, 60 * s, 60 * s},
+	})
+	play(t, window(t, 3, time.Minute), []opStep{
+		{59900 * ms, tk, 3, true, 0, 0, 60100 * ms},
+		{60 * s, tk, 1, false, 0, 20 * s, 60 * s}, // until 3 have faded to 2
+		{79 * s, tk, 1, false, 0, 1 * s, 41 * s},
+		{80 * s, tk, 1, true, 0, 0, 100 * s},
+	})
+}

@@ -143,7 +143,7 @@ func TestJWT_04_TokensBringNoKeys(t *testing.T) {
 }
 
 // A token that is kept is good for as long as verifying it would find it good, and no longer.
-func TestCacheSaysWhatVerifyingSays(t *testing.T) {
+func TestJWT_28_CacheSaysWhatVerifyingSays(t *testing.T) {
 	t.Parallel()
 	p := pairs()["ES256"]
 	clock := now

@@ -322,7 +322,7 @@ func TestAnyChangeToATokenIsRefused(t *testing.T) {
 	}
 }
 
-func TestLongTokensCostNothing(t *testing.T) {
+func TestJWT_14_LongTokensCostNothing(t *testing.T) {
 	r := newResolver(t)
 	for name, token := range map[string]string{
 		"dots":      strings.Repeat(".", 1<<20),

@@ -106,6 +106,44 @@ func TestDenyCacheStory(t *testing.T) {
 	})
 }
 
+// TestPF_04_ACachedDenialEndsWithTheAdmission: a denial that was kept 100 ms before its bucket admits again is not told at
+// that moment, and nothing is ever admitted from memory.
+func TestPF_04_ACachedDenialEndsWithTheAdmission(t *testing.T) {
+	fixed, err := algorithms.NewFixedWindow(1, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		rule   algorithms.Rule
+		admits time.Duration // again, after the minute in which one was taken began
+	}{
+		"fixed window":   {fixed, time.Minute},
+		"sliding window": {window(t, 1, time.Minute), 2 * time.Minute}, // the one of the minute before fades until then
+		"token bucket":   {bucket(t, 1, 1, 60), time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := newSlowStore(0, 0)
+				cache := rls.NewDenyCache(store, rls.DenyCacheConfig{})
+				minute := time.Now() // a bubble begins at midnight
+				ask := func(after time.Duration, allowed, cached bool) {
+					t.Helper()
+					time.Sleep(time.Until(minute.Add(after)))
+					a := cache.Decide(t.Context(), []rls.Group{take("k", c.rule, 1)})[0]
+					if a.Err != nil || a.Allowed != allowed || a.Cached != cached {
+						t.Errorf("at %v: allowed %v, cached %v, %v; want %v, %v", after, a.Allowed, a.Cached, a.Err, allowed, cached)
+					}
+				}
+				ask(0, true, false)
+				ask(c.admits-100*time.Millisecond, false, false)
+				ask(c.admits-100*time.Millisecond, false, true)
+				ask(c.admits-time.Millisecond, false, true)
+				ask(c.admits, true, false)
+			})
+		})
+	}
+}
+
 // TestDenyCacheIsTheStore draws requests over a few keys and compares every answer with what the store would say itself.
 func TestDenyCacheIsTheStore(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

@@ -570,6 +570,30 @@ func TestBounds(t *testing.T) {
 	}
 }
 
+// TestPF_05_LongValuesCostWhatTheBoundCosts: a value above the bound is refused by its length. No key is made of it.
+func TestPF_05_LongValuesCostWhatTheBoundCosts(t *testing.T) {
+	f := newFixture(t, shop)
+	refusal := func(r rls.Request) float64 {
+		return testing.AllocsPerRun(10, func() {
+			if result, err := f.Decide(t.Context(), r); err != nil || result.Reason != rls.InvalidRequest {
+				t.Errorf("got %v, %v", result.Reason, err)
+			}
+		})
+	}
+	for name, descriptor := range map[string]string{
+		"value": "endpoint_id=orders tenant=%s", "endpoint": "endpoint_id=%s tenant=a", "key": "endpoint_id=orders %s=a",
+	} {
+		short := ask("shop", fmt.Sprintf(descriptor, strings.Repeat("v", 8193)))
+		long := ask("shop", fmt.Sprintf(descriptor, strings.Repeat("v", 1<<20)))
+		if above, far := refusal(short), refusal(long); far > above || far > 10 {
+			t.Errorf("%s: %v allocations for 1 MiB, %v just above the bound", name, far, above)
+		}
+	}
+	if f.store.calls != 0 {
+		t.Errorf("%d store calls, want none", f.store.calls)
+	}
+}
+
 // TestStoreFails walks both fail modes through each failure, alone and mixed.
 func TestStoreFails(t *testing.T) {
 	f := newFixture(t, shop)

@@ -23,7 +23,7 @@ import (
 
 // The cases that the project answers for: whole areas, and single ones of other areas.
 var (
-	areas  = []string{"config", "cookie", "ext_authz", "headers", "ip", "jwt", "lua", "metrics", "rls", "xds"}
+	areas  = []string{"config", "cookie", "ext_authz", "headers", "ip", "jwt", "lua", "metrics", "perf", "rls", "xds"}
 	single = []string{
 		"DP-02", "DP-05",
 		"EA-01", "EA-05", "EA-10", "EA-13", "EA-15",
