@@ -71,7 +71,7 @@ var measures = []measure{
 	{"rls_denied", true, (*bench).rlsDenied},
 	{"authz", true, (*bench).authz},
 	{"groups", true, (*bench).groups},
-	{"envoy", false, (*bench).throughEnvoy},
+	{"envoy", true, (*bench).throughEnvoy},
 	{"scale", false, (*bench).scale},
 	{"open_loop", false, (*bench).openLoop},
 	{"overload", false, (*bench).overload},

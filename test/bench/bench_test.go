@@ -2,7 +2,10 @@ package main
 
 import (
 	"bytes"
+	"encoding/xml"
+	"errors"
 	"flag"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -92,6 +95,12 @@ func TestEveryMeasure(t *testing.T) {
 	}
 	if c := report.Tokens; c == nil || c.Ratio.Min <= 0 || c.RS256.Min <= 0 || c.HS256.Min <= 0 || c.Odd > 0 {
 		t.Errorf("tokens %+v, want processor time for both kinds, and every call admitted", c)
+	}
+	if o := report.Open; o == nil || o.TooBusy == "" && (o.Rate <= 0 || o.Base.Calls == 0 || o.Ours.Calls != o.Base.Calls || o.Ours.P999 < o.Ours.P50) {
+		t.Errorf("open loop %+v", o)
+	}
+	if o := report.Overload; o == nil || o.TooBusy == "" && (o.Rate <= o.Capacity || o.Calls == 0 || o.ByStore+o.Locally != 1 || o.Admitted > o.Bound) {
+		t.Errorf("overload %+v", o)
 	}
 	f := report.Full
 	if f == nil || f.Buckets != 200 || f.Admitted < 0.99 || len(f.Samples) != 20 || slices.Min(f.Samples) < 1<<20 {
@@ -270,6 +279,139 @@ func TestReportTable(t *testing.T) {
 	}
 }
 
+func TestDisturbedRoundsAreRepeated(t *testing.T) {
+	t.Parallel()
+	const noisy, calm = 0.2, 0.05
+	for _, tt := range []struct {
+		others    []float64 // of each round in turn
+		played    int
+		repeated  int
+		disturbed bool
+		kept      []float64
+	}{
+		{[]float64{calm, calm, calm}, 3, 0, false, []float64{calm, calm, calm}},
+		{[]float64{calm, noisy, calm, calm}, 4, 1, false, []float64{calm, calm, calm}},
+		{[]float64{noisy, noisy, calm, noisy, calm}, 5, 2, true, []float64{calm, calm, noisy}},
+		{[]float64{noisy, noisy, noisy, noisy, noisy}, 5, 2, true, []float64{noisy, noisy, noisy}},
+	} {
+		played := 0
+		r, err := inRounds(3, 2, func(n int) ([]window, error) {
+			played++
+			return []window{{}, {others: tt.others[n]}}, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var kept []float64
+		for _, w := range r.windows(1) {
+			kept = append(kept, w.others)
+		}
+		if played != tt.played || r.repeated != tt.repeated || r.disturbed != tt.disturbed || !slices.Equal(kept, tt.kept) {
+			t.Errorf("%v: %d played, %d repeated, disturbed %v, kept %v", tt.others, played, r.repeated, r.disturbed, kept)
+		}
+	}
+	broken := errors.New("broken")
+	if _, err := inRounds(3, 2, func(int) ([]window, error) { return nil, broken }); !errors.Is(err, broken) {
+		t.Errorf("error %v, want that of the round", err)
+	}
+}
+
+// The page and the plot are what the committed figures generate, and nobody has edited them since.
+func TestPublishedPageIsGenerated(t *testing.T) {
+	t.Parallel()
+	const docs = "../../docs/"
+	r, err := readJSON(docs + publishedJSON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	page, err := os.ReadFile(docs + publishedPage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, publishedPage), page, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := publish(dir, r); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{publishedJSON, publishedPage, publishedPlot} {
+		committed, err := os.ReadFile(docs + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		generated, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(committed, generated) {
+			t.Errorf("docs/%s is not what docs/%s generates: go run ./test/bench -from docs/%[2]s -write", name, publishedJSON)
+		}
+	}
+	if _, err := replaceGenerated([]byte("# A page\n"), r); err == nil {
+		t.Error("a page without the marks is accepted")
+	}
+}
+
+func TestPlotIsWellFormed(t *testing.T) {
+	t.Parallel()
+	svg := plot(sample().Figures)
+	d := xml.NewDecoder(bytes.NewReader(svg))
+	bars := 0
+	for {
+		token, err := d.Token()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatalf("%v in\n%s", err, svg)
+		}
+		if start, ok := token.(xml.StartElement); ok && start.Name.Local == "rect" {
+			bars++
+		}
+	}
+	if want := 5; bars != want { // ratios, not µs or MiB
+		t.Errorf("%d bars, want %d in\n%s", bars, want, svg)
+	}
+	if !bytes.Contains(svg, []byte(">rls_redis.ratio</text>")) || bytes.Contains(svg, []byte("%!")) {
+		t.Errorf("plotted\n%s", svg)
+	}
+}
+
+func TestOpenLoopIsHeldToTheBareServer(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		bare, ours, failed int64
+		others             float64
+		verdict            Verdict
+	}{
+		{0, 0, 0, 0, reached},
+		{3, 3, 0, 0, reached},
+		{3, 4, 0, 0, missed},
+		{0, 1, 0, 0.5, notJudged},
+		{3, 3, 1, 0, void},
+	} {
+		o := &OpenLoop{Base: OpenSide{Calls: 1000, Late: tt.bare}, Ours: OpenSide{Calls: 1000, Late: tt.ours, Failed: tt.failed}, Others: tt.others}
+		if f := o.figures()[0]; f.Name != "open_loop.late" || f.Verdict != tt.verdict {
+			t.Errorf("%+v: %+v", tt, f)
+		}
+	}
+}
+
+// A server that is as far from itself as one with much from one with little says nothing of the difference.
+func TestScaleIsHeldToTheNoise(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		ratio, noise float64
+		verdict      Verdict
+	}{{1.05, 1.02, reached}, {1.12, 1.02, missed}, {1.12, 1.15, reached}, {1.2, 1.15, missed}} {
+		row := Row{Name: "scale_tenants", CPURatio: *alone(tt.ratio), Noise: alone(tt.noise)}
+		if f := row.figures()[0]; f.Verdict != tt.verdict {
+			t.Errorf("%+v: %+v", tt, f)
+		}
+	}
+}
+
 func TestReportTellsOfOtherWork(t *testing.T) {
 	t.Parallel()
 	r := sample()
@@ -312,7 +454,9 @@ func TestUsage(t *testing.T) {
 		{[]string{"-run", "("}, exitUsage, "missing closing )"},
 		{[]string{"-pairs", "0"}, exitUsage, "must be positive"},
 		{[]string{"-seconds", "-1"}, exitUsage, "must be positive"},
+		{[]string{"-open-for", "0s"}, exitUsage, "must be positive"},
 		{[]string{"rls_redis"}, exitUsage, "no arguments"},
+		{[]string{"-from", "testdata/absent.json"}, exitFailed, "absent.json"},
 	} {
 		var stdout, stderr bytes.Buffer
 		code := run(t.Context(), tt.args, &stdout, &stderr)

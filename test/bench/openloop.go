@@ -21,7 +21,8 @@ type OpenLoop struct {
 	DeadlineMS float64  `json:"deadline_ms"`
 	Base       OpenSide `json:"base"`
 	Ours       OpenSide `json:"ours"`
-	Others     float64  `json:"others_share"` // of the machine's processor time, used by what has no part in the measure
+	Others     float64  `json:"others_share"`       // of the machine's processor time, used by what has no part in the measure
+	TooBusy    string   `json:"too_busy,omitempty"` // why nothing was offered
 }
 
 // OpenSide is one server of an OpenLoop. Latencies count from when a call was due.
@@ -47,7 +48,8 @@ func (b *bench) openLoop(ctx context.Context, r *Report) error {
 	defer stop()
 	entrants := []entrant{b.barely(ask), ours}
 	o := &OpenLoop{Seconds: b.size.OpenFor.Seconds(), DeadlineMS: float64(envoyDeadline.Milliseconds())}
-	if o.Capacity, err = b.capacity(ctx, ours); err != nil {
+	r.Open = o
+	if o.Capacity, o.TooBusy, err = b.capacity(ctx, ours); err != nil || o.TooBusy != "" {
 		return err
 	}
 	o.Rate = math.Round(o.Capacity / 2)
@@ -81,7 +83,6 @@ func (b *bench) openLoop(ctx context.Context, r *Report) error {
 	after.involved += bareAfter - bareBefore
 	o.Others = after.others(before)
 	o.Base, o.Ours = sideOf(reports[0]), sideOf(reports[1])
-	r.Open = o
 	return nil
 }
 
@@ -106,22 +107,25 @@ func sideOf(r *load.Report) OpenSide {
 	}
 }
 
-// capacity returns the calls a second that a server answers in a closed loop: the median of some windows.
-func (b *bench) capacity(ctx context.Context, e entrant) (float64, error) {
+// capacity returns the calls a second that a server answers in a closed loop: the median of some windows. tooBusy is not
+// empty when that cannot be told, since the machine does other things.
+func (b *bench) capacity(ctx context.Context, e entrant) (perSecond float64, tooBusy string, err error) {
 	alone, err := b.race(ctx, e)
 	if err != nil {
-		return 0, err
+		return 0, "", err
 	}
 	if odd := alone.server(0).Odd.Median; odd > maxOdd {
-		return 0, fmt.Errorf("the machine is too busy to tell what the program answers at most: %.2f %% of the calls did not end as meant", 100*odd)
+		tooBusy = fmt.Sprintf("what the program answers at most cannot be told: %.2f %% of the calls did not end as meant", 100*odd)
 	}
-	return alone.server(0).PerSecond.Median, nil
+	return alone.server(0).PerSecond.Median, tooBusy, nil
 }
 
 // figures returns what is judged of the loop: the share of late answers against the bare server's.
 func (o *OpenLoop) figures() []Figure {
 	verdict, why := Verdict(""), ""
 	switch failed := o.Base.Failed + o.Ours.Failed; {
+	case o.TooBusy != "":
+		verdict, why = notJudged, o.TooBusy
 	case o.Others > maxOthers:
 		verdict, why = notJudged, fmt.Sprintf("other work took %.0f %% of the machine", 100*o.Others)
 	case failed > 0:

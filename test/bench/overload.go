@@ -26,6 +26,7 @@ type Overload struct {
 	Bound    int64   `json:"admitted_locally_bound"` // emergency capacity and refill
 	Breaker  int64   `json:"breaker_openings"`
 	Others   float64 `json:"others_share"`
+	TooBusy  string  `json:"too_busy,omitempty"` // why nothing was offered
 }
 
 // The emergency cap of the overload measure.
@@ -76,15 +77,12 @@ func (b *bench) overload(ctx context.Context, r *Report) (err error) {
 
 	ours := entrant{server: program.Process, conns: conns, ask: load.RateLimit("all", b.size.Tenants), means: load.Allowed}
 	o := &Overload{Seconds: b.size.OverloadFor.Seconds(), DeadlineMS: float64(envoyDeadline.Milliseconds())}
-	if o.Capacity, err = pinned.capacity(ctx, ours); err != nil {
+	r.Overload = o
+	if o.Capacity, o.TooBusy, err = pinned.capacity(ctx, ours); err != nil || o.TooBusy != "" {
 		return err
 	}
 	o.Rate = 1.5 * o.Capacity
-	if err := o.offer(ctx, &pinned, program, ours); err != nil {
-		return err
-	}
-	r.Overload = o
-	return nil
+	return o.offer(ctx, &pinned, program, ours)
 }
 
 // offer offers the load and counts who decided.
@@ -144,12 +142,14 @@ func (o *Overload) offer(ctx context.Context, b *bench, program *load.Program, o
 func (o *Overload) figures() []Figure {
 	verdict, why := Verdict(""), ""
 	switch {
+	case o.TooBusy != "":
+		verdict, why = notJudged, o.TooBusy
 	case o.Others > maxOthers:
 		verdict, why = notJudged, fmt.Sprintf("other work took %.0f %% of the machine", 100*o.Others)
 	case o.Failed > 0:
 		verdict, why = void, fmt.Sprintf("%d calls failed", o.Failed)
 	}
-	admitted := alone(float64(o.Admitted) / float64(o.Bound))
+	admitted := alone(float64(o.Admitted) / float64(max(1, o.Bound)))
 	return append(
 		figures("overload", map[string]*Spread{"in_time": alone(o.InTime), "by_store": alone(o.ByStore)}, verdict, why),
 		figures("overload", map[string]*Spread{"admitted": admitted}, "", "")...)

@@ -34,7 +34,7 @@ func plot(all []Figure) []byte {
 	bottom := len(ratios) * plotRow
 	for tick := 0; tick <= int(plotMost*10); tick += 2 {
 		v := float64(tick) / 10
-		fmt.Fprintf(&b, `<line x1="%.1f" y1="0" x2="%[1].1f" y2="%d" stroke="#808080" stroke-opacity="0.25"/>`+"\n", x(v), bottom)
+		fmt.Fprintf(&b, `<line x1="%.1f" y1="0" x2="%.1[1]f" y2="%d" stroke="#808080" stroke-opacity="0.25"/>`+"\n", x(v), bottom)
 		fmt.Fprintf(&b, `<text x="%.1f" y="%d" text-anchor="middle">%.1f</text>`+"\n", x(v), bottom+16, v)
 	}
 	for i, f := range ratios {
@@ -42,9 +42,9 @@ func plot(all []Figure) []byte {
 		fmt.Fprintf(&b, `<text x="%d" y="%.1f" text-anchor="end">%s</text>`+"\n", plotLeft-8, middle+4, html.EscapeString(f.Name))
 		fmt.Fprintf(&b, `<rect x="%d" y="%.1f" width="%.1f" height="%d" fill="%s"/>`+"\n",
 			plotLeft, middle-plotBar/2, x(f.Value.Median)-plotLeft, plotBar, colour(f.Verdict))
-		fmt.Fprintf(&b, `<line x1="%.1f" y1="%.1f" x2="%.1f" y2="%[2].1f" stroke="#404040"/>`+"\n", x(f.Value.Min), middle, x(f.Value.Max))
+		fmt.Fprintf(&b, `<line x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1[2]f" stroke="#404040"/>`+"\n", x(f.Value.Min), middle, x(f.Value.Max))
 		if f.Reach != nil {
-			fmt.Fprintf(&b, `<line x1="%.1f" y1="%.1f" x2="%[1].1f" y2="%.1f" stroke="#d08000" stroke-width="2"/>`+"\n", x(*f.Reach), middle-9, middle+9)
+			fmt.Fprintf(&b, `<line x1="%.1f" y1="%.1f" x2="%.1[1]f" y2="%.1[3]f" stroke="#d08000" stroke-width="2"/>`+"\n", x(*f.Reach), middle-9, middle+9)
 		}
 		fmt.Fprintf(&b, `<text x="%.1f" y="%.1f">%s</text>`+"\n", x(max(f.Value.Median, f.Value.Max))+6, middle+4, f.text(f.Value.Median))
 	}

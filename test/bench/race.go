@@ -59,9 +59,7 @@ func (b *bench) race(ctx context.Context, entrants ...entrant) (*race, error) {
 			return nil, err
 		}
 	}
-	r := new(race)
-	var disturbed [][]window
-	for n := 0; len(r.rounds) < b.size.Pairs && n < b.size.Pairs+b.size.Spare; n++ {
+	return inRounds(b.size.Pairs, b.size.Spare, func(n int) ([]window, error) {
 		round := make([]window, len(entrants))
 		for turn := range entrants {
 			i := (turn + n) % len(entrants)
@@ -70,13 +68,26 @@ func (b *bench) race(ctx context.Context, entrants ...entrant) (*race, error) {
 				return nil, err
 			}
 		}
-		if slices.ContainsFunc(round, func(w window) bool { return w.others > maxOthers }) {
+		return round, nil
+	})
+}
+
+// inRounds plays as many rounds as wanted, and up to spare more in place of those that other work disturbs.
+func inRounds(wanted, spare int, play func(n int) ([]window, error)) (*race, error) {
+	r := new(race)
+	var disturbed [][]window
+	for n := 0; len(r.rounds) < wanted && n < wanted+spare; n++ {
+		round, err := play(n)
+		switch {
+		case err != nil:
+			return nil, err
+		case slices.ContainsFunc(round, func(w window) bool { return w.others > maxOthers }):
 			disturbed = append(disturbed, round)
-		} else {
+		default:
 			r.rounds = append(r.rounds, round)
 		}
 	}
-	missing := b.size.Pairs - len(r.rounds)
+	missing := wanted - len(r.rounds)
 	r.disturbed = missing > 0
 	r.repeated = len(disturbed) - missing
 	r.rounds = append(r.rounds, disturbed[:missing]...)

@@ -75,3 +75,23 @@ func TestHistogramQuantile(t *testing.T) {
 		}
 	})
 }
+
+func TestHistogramAdd(t *testing.T) {
+	t.Parallel()
+	var both, one, other Histogram
+	for i := range 1000 {
+		d := time.Duration(i) * time.Millisecond
+		both.Record(d)
+		if i%3 == 0 {
+			one.Record(d)
+		} else {
+			other.Record(d)
+		}
+	}
+	one.Add(&other)
+	for _, q := range []float64{0, 0.5, 0.99, 0.999, 1} {
+		if got, want := one.Quantile(q), both.Quantile(q); got != want {
+			t.Errorf("q %v: %v, want %v", q, got, want)
+		}
+	}
+}

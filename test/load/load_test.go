@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -26,16 +27,23 @@ func TestMain(m *testing.M) {
 // answering is a server that answers each question with a function.
 type answering struct {
 	rlsv3.UnimplementedRateLimitServiceServer
-	answer func(ctx context.Context, tenant string) (rlsv3.RateLimitResponse_Code, error)
+	answer func(context.Context, *rlsv3.RateLimitRequest) (rlsv3.RateLimitResponse_Code, error)
 }
 
 func (a answering) ShouldRateLimit(ctx context.Context, q *rlsv3.RateLimitRequest) (*rlsv3.RateLimitResponse, error) {
-	code, err := a.answer(ctx, q.GetDescriptors()[0].GetEntries()[1].GetValue())
+	code, err := a.answer(ctx, q)
 	return &rlsv3.RateLimitResponse{OverallCode: code}, err
 }
 
-// serve serves answer and returns connections to it.
+// serve serves an answer about each tenant and returns connections to it.
 func serve(t *testing.T, conns int, answer func(context.Context, string) (rlsv3.RateLimitResponse_Code, error)) Conns {
+	t.Helper()
+	return serveAll(t, conns, func(ctx context.Context, q *rlsv3.RateLimitRequest) (rlsv3.RateLimitResponse_Code, error) {
+		return answer(ctx, q.GetDescriptors()[0].GetEntries()[1].GetValue())
+	})
+}
+
+func serveAll(t *testing.T, conns int, answer func(context.Context, *rlsv3.RateLimitRequest) (rlsv3.RateLimitResponse_Code, error)) Conns {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -219,6 +227,50 @@ func TestOpenLeavesNoSlowCallOut(t *testing.T) {
 		if lag := r.Lag.Max(); inFlight == 1 && lag < pause*3/4 {
 			t.Errorf("calls were at most %v behind their time although one waited %v alone", lag, pause)
 		}
+	}
+}
+
+func TestReportAdd(t *testing.T) {
+	t.Parallel()
+	conns := serve(t, 2, mixed)
+	sum := new(Report)
+	for run := range uint64(2) {
+		r, err := Closed{Callers: 64, Deadline: patience, Calls: 100, First: 100 * run}.Run(t.Context(), conns, DistinctTenants("e"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum.Add(r)
+	}
+	wantCounts(t, sum, 200)
+	if sum.Elapsed < 2*patience || sum.Latency.Max() < patience || sum.Err() == nil {
+		t.Errorf("%v, at most %v, %v", sum.Elapsed, sum.Latency.Max(), sum.Err())
+	}
+}
+
+func TestEndpointsAndTenantsAreDrawnApart(t *testing.T) {
+	t.Parallel()
+	const endpoints, tenants, calls = 4, 5, 4000
+	var mu sync.Mutex
+	seen := make(map[string]int)
+	conns := serveAll(t, 4, func(_ context.Context, q *rlsv3.RateLimitRequest) (rlsv3.RateLimitResponse_Code, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		entries := q.GetDescriptors()[0].GetEntries()
+		seen[entries[0].GetValue()+" "+entries[1].GetValue()]++
+		return rlsv3.RateLimitResponse_OK, nil
+	})
+	ask := RateLimitAmong([]string{"a", "b", "c", "d"}, tenants)
+	if _, err := (Closed{Callers: 8, Calls: calls}).Run(t.Context(), conns, ask); err != nil {
+		t.Fatal(err)
+	}
+	const share = calls / endpoints / tenants
+	for what, n := range seen {
+		if n < share/2 || n > share*2 {
+			t.Errorf("%s was drawn %d times, want about %d", what, n, share)
+		}
+	}
+	if len(seen) != endpoints*tenants {
+		t.Errorf("%d pairs of endpoint and tenant, want %d", len(seen), endpoints*tenants)
 	}
 }
 

@@ -1,6 +1,12 @@
 package load
 
 import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -53,6 +59,90 @@ func TestBareServer(t *testing.T) {
 	}
 	if _, err := CPU(bare.PID()); err == nil {
 		t.Error("a dead server has processor time")
+	}
+}
+
+// The tuned bare server is another one, and says yes, too.
+func TestTunedBareServer(t *testing.T) {
+	t.Parallel()
+	bare, err := StartTunedBare(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer bare.Kill()
+	args, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", bare.PID()))
+	if err != nil || !strings.Contains(string(args), tunedArg) {
+		t.Errorf("started as %q, %v", args, err)
+	}
+	conns, err := Dial(t.Context(), bare.Addr(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conns.Close()
+	if allowed, err := RateLimit("e", 1)(t.Context(), conns[0], 0); !allowed || err != nil {
+		t.Errorf("%v, %v, want yes", allowed, err)
+	}
+}
+
+// Not parallel: it moves this process to one core for a moment.
+func TestCores(t *testing.T) {
+	cores := func(pid int) string {
+		t.Helper()
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, rest, _ := strings.Cut(string(status), "Cpus_allowed_list:")
+		list, _, _ := strings.Cut(rest, "\n")
+		return strings.TrimSpace(list)
+	}
+	before := cores(os.Getpid())
+	var bare *Bare
+	if err := OnCore(0, func() (err error) { bare, err = StartBare(t.Context()); return err }); err != nil {
+		t.Fatal(err)
+	}
+	defer bare.Kill()
+	if got := cores(bare.PID()); got != "0" {
+		t.Errorf("a server started on core 0 may use %s", got)
+	}
+	back, err := MoveToCore(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := cores(os.Getpid()); got != "0" {
+		t.Errorf("moved to core 0, this process may use %s", got)
+	}
+	if err := back(); err != nil {
+		t.Fatal(err)
+	}
+	if got := cores(os.Getpid()); got != before {
+		t.Errorf("this process may use %s, before %s", got, before)
+	}
+	broken := errors.New("broken")
+	if err := OnCore(0, func() error { return broken }); !errors.Is(err, broken) {
+		t.Errorf("error %v, want that of the start", err)
+	}
+}
+
+func TestHTTP(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.Header.Get("x-tenant") {
+		case "over":
+			w.WriteHeader(http.StatusTooManyRequests)
+		case "broken":
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+	}))
+	defer server.Close()
+	client := NewHTTP(2)
+	defer client.Close()
+	for tenant, want := range map[string]Outcome{"within": Allowed, "over": Denied, "broken": Failed} {
+		ask := client.Get(server.URL, "x-tenant", []string{tenant})
+		r, err := Closed{Callers: 2, Calls: 10}.Run(t.Context(), make(Conns, 1), ask)
+		if err != nil || r.Count(want) != 10 {
+			t.Errorf("%s: %d of 10 calls ended in %d, %v", tenant, r.Count(want), want, err)
+		}
 	}
 }
 
