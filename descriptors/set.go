@@ -40,6 +40,7 @@ type Set struct {
 	warnings  []*PolicyError
 	files     []File // names only
 	hash      string
+	ordered   [sha256.Size]byte // of the files' names and contents, in the order given
 }
 
 // Domain is the policies of one native domain.
@@ -151,10 +152,13 @@ func (b *builder) finish(files []File, prefix string) {
 		}
 	}
 	sums := make([][sha256.Size]byte, len(files))
+	ordered := sha256.New()
 	for i, f := range files {
 		b.set.files = append(b.set.files, File{Name: f.Name})
 		sums[i] = sha256.Sum256(f.Data)
+		fmt.Fprintf(ordered, "%d:%s%x", len(f.Name), f.Name, sums[i])
 	}
+	ordered.Sum(b.set.ordered[:0])
 	slices.SortFunc(sums, func(a, b [sha256.Size]byte) int { return slices.Compare(a[:], b[:]) })
 	all := sha256.New()
 	for _, sum := range sums {
@@ -166,6 +170,10 @@ func (b *builder) finish(files []File, prefix string) {
 // Hash returns the SHA-256, in hex, of the files' own SHA-256 sums in ascending order: equal for equal contents,
 // whatever the files' names and order.
 func (s *Set) Hash() string { return s.hash }
+
+// SameFiles reports whether two sets are of the same files: names, contents, and order, which says whose patterns of a
+// drop-in domain are tried first.
+func (s *Set) SameFiles(other *Set) bool { return s.ordered == other.ordered }
 
 // Policies returns every policy, tenant replacements included, in the order of Policy.Index.
 func (s *Set) Policies() []*Policy { return s.policies }

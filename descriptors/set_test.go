@@ -88,6 +88,26 @@ func TestHashIsThatOfTheContents(t *testing.T) {
 	}
 }
 
+func TestSameFilesTellsTheOrder(t *testing.T) {
+	t.Parallel()
+	other := strings.ReplaceAll(good, "a:", "b:")
+	one := parseFiles(t, file("a.yaml", good), file("b.yaml", other))
+	for name, c := range map[string]struct {
+		files []descriptors.File
+		same  bool
+	}{
+		"the same":      {[]descriptors.File{file("a.yaml", good), file("b.yaml", other)}, true},
+		"exchanged":     {[]descriptors.File{file("a.yaml", other), file("b.yaml", good)}, false},
+		"another order": {[]descriptors.File{file("b.yaml", other), file("a.yaml", good)}, false},
+		"another name":  {[]descriptors.File{file("a.yaml", good), file("c.yaml", other)}, false},
+		"a file less":   {[]descriptors.File{file("a.yaml", good)}, false},
+	} {
+		if got := parseFiles(t, c.files...).SameFiles(one); got != c.same {
+			t.Errorf("%s: %v, want %v", name, got, c.same)
+		}
+	}
+}
+
 // What a set says of itself holds, whatever was parsed.
 func checkSet(t rapidT, set *descriptors.Set) {
 	t.Helper()

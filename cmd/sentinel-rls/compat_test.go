@@ -295,6 +295,30 @@ func TestCompatReload(t *testing.T) {
 	}
 }
 
+// Two files that exchange their contents hold what they held, in another order: the patterns of the first are tried first.
+func TestCompatReloadOfExchangedFiles(t *testing.T) {
+	t.Parallel()
+	pattern := func(value string, perUnit int) string {
+		return fmt.Sprintf("domain: shop\ndescriptors: [{key: plan, value: '%s', rate_limit: {unit: hour, requests_per_unit: %d}}]\n", value, perUnit)
+	}
+	first, second := pattern("go*", 1), pattern("*ld", 2)
+	root := files(t, map[string]string{"config/a.yaml": first, "config/b.yaml": second})
+	in := compatServing(t, "BACKEND_TYPE=memory", "RUNTIME_ROOT="+root, "MERGE_DOMAIN_CONFIG=true")
+	conn := dial(t, in.grpcAddr)
+	if got, text := limitOf(t, conn, asking("shop", "plan", "gold")); got != 1 {
+		t.Fatalf("%d %s, want the first file's limit", got, text)
+	}
+	for name, content := range map[string]string{"a.yaml": second, "b.yaml": first} {
+		if err := os.WriteFile(filepath.Join(root, "config", name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "the other order", func() bool {
+		got, _ := limitOf(t, conn, asking("shop", "plan", "gold"))
+		return got == 2
+	})
+}
+
 // Limits in two Redis servers with key prefix and password, and the health check that asks for one.
 func TestCompatRedis(t *testing.T) {
 	t.Parallel()

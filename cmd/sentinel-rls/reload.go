@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -86,7 +85,7 @@ func (l *livePolicies) replace(files []descriptors.File) error {
 	if err != nil {
 		return err
 	}
-	if l.set.Load() != nil && set.Hash() == l.active.Hash() && slices.Equal(fileNames(set), l.shown.Load().Files) {
+	if l.set.Load() != nil && set.SameFiles(l.active) {
 		l.unchanged()
 		return nil
 	}
@@ -175,12 +174,4 @@ func labels(set *descriptors.Set) (ids []string) {
 		ids = append(ids, rls.DropInEndpoint(d.Name()))
 	}
 	return ids
-}
-
-func fileNames(set *descriptors.Set) []string {
-	names := []string{}
-	for _, file := range set.Summary() {
-		names = append(names, file.File)
-	}
-	return names
 }
