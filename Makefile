@@ -51,8 +51,8 @@ benchmarks: servers ## Go benchmarks of each stage of a call, for benchstat (ARG
 	go test -run '^$$' -bench . -count 6 $(ARGS) ./descriptors ./lua ./rls ./envoy ./store/memory ./store/redis
 
 .PHONY: chaos
-chaos: servers ## Failure drills against a real server (DRILL=frozen for one of them)
-	go run ./test/chaos -drill "$(DRILL)"
+chaos: servers ## Failure drills on real servers under load (DRILL=frozen for one of them, ARGS=… for the program)
+	go run ./test/chaos -drill "$(DRILL)" $(ARGS)
 
 .PHONY: reload
 reload: ## 500 calls a second for a minute while the policies change every 100 ms

@@ -64,8 +64,8 @@ func TestBreakerStory(t *testing.T) {
 	})
 }
 
-// TestBreakerLetsOneProbeThrough has many callers at once at the end of the quarantine.
-func TestBreakerLetsOneProbeThrough(t *testing.T) {
+// TestRF_17_breakerLetsOneProbeThrough has many callers at once at the end of the quarantine.
+func TestRF_17_breakerLetsOneProbeThrough(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := rls.NewBreaker(rls.BreakerConfig{Failures: 1, Quarantine: time.Second})
 		done, err := b.Allow()
@@ -77,7 +77,7 @@ func TestBreakerLetsOneProbeThrough(t *testing.T) {
 
 		var probes atomic.Int32
 		var wg sync.WaitGroup
-		for range 200 {
+		for range 500 {
 			wg.Go(func() {
 				done, err := b.Allow()
 				if err != nil {

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -804,6 +805,27 @@ func TestLocalCache(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.plays(t, "shop", "plan=a -> OK [ok 1 of 5/hour 537s]")
+}
+
+// What is known to be over limit is not believed beyond the end of its window.
+func TestPF_04_LocalCacheEndsWithItsWindow(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := newDropIn(t, basic, func(cfg *rls.Config) { cfg.DropIn.LocalCacheBytes = 1 << 20 })
+		pass := func(by time.Duration) {
+			time.Sleep(by)
+			d.store.now += algorithms.Micros(by.Microseconds())
+		}
+		d.plays(t, "shop", "plan=a *3 -> OVER [over 0 of 2/hour 537s]")
+		calls := d.store.calls
+		pass(536 * time.Second)
+		d.plays(t, "shop", "plan=a -> OVER [over 0 of 2/hour 1s]")
+		if d.store.calls != calls {
+			t.Error("the store was asked about a bucket that is known to be over")
+		}
+		pass(time.Second)
+		d.plays(t, "shop", "plan=a *2 -> OK [ok 0 of 2/hour 3600s]")
+	})
 }
 
 func TestStopWithTheLocalCache(t *testing.T) {

@@ -148,8 +148,9 @@ func TestExactlyCapacityFromThreeProcesses(t *testing.T) {
 	}
 }
 
-// Redis is away when the process starts: it serves at once by its fail modes, says so, and heals by itself.
-func TestRedisAbsentAtTheStart(t *testing.T) {
+// Redis is away when the process starts: it serves at once by its fail modes, says so, and heals by itself, within one
+// quarantine and a second.
+func TestRF_16_RedisAbsentAtTheStart(t *testing.T) {
 	t.Parallel()
 	port, err := testserver.FreePort()
 	if err != nil {
@@ -200,6 +201,9 @@ endpoints:
 	if admitted != 3 {
 		t.Errorf("fail_open admitted %d requests without Redis, want its cap of 3", admitted)
 	}
+	if code, _ := get(t, p.instance, "/healthz"); code != http.StatusOK {
+		t.Errorf("/healthz without Redis: %d, want 200", code)
+	}
 	code, body := get(t, p.instance, "/readyz")
 	if code != http.StatusOK || !strings.Contains(body, "redis_down") || !strings.Contains(body, "breaker_open") {
 		t.Errorf("/readyz without Redis: %d %s, want 200 with redis_down and breaker_open", code, body)
@@ -216,6 +220,13 @@ endpoints:
 	}
 
 	testserver.Start(t, testserver.Redis, testserver.OnPort(port))
+	back := time.Now()
+	for check(t, conn, "closed", bearer) != http.StatusOK {
+		if took := time.Since(back); took > 4*time.Second { // 2 s, and 2 s for a machine that is busy with other tests
+			t.Fatalf("Redis is not used %v after it came\n%s", took, p.log())
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
 	healed := func() bool {
 		_, body := get(t, p.instance, "/readyz")
 		return check(t, conn, "closed", bearer) == http.StatusOK && strings.Contains(body, `"degraded":[]`)
@@ -244,7 +255,7 @@ func TestRedisConfigurationFaultsRefuseTheStart(t *testing.T) {
 			(*testserver.Server).URL,
 			[]string{"allkeys-lru", "noeviction"},
 		},
-		"no password": {
+		"RF-10 no password": {
 			[]testserver.Option{testserver.WithPassword("hunter22hunter22")},
 			func(s *testserver.Server) string { return "redis://" + s.Addr() },
 			[]string{"NOAUTH", "redis.password_file"},
@@ -268,5 +279,60 @@ func TestRedisConfigurationFaultsRefuseTheStart(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A right that the script needs is taken away while it runs: that is no outage, and is told apart from one. It has a class
+// of its own, a log record that says how to mend it, and a metric to alert on; and when it is mended, it is over.
+func TestRF_25_TakenRightIsNoOutage(t *testing.T) {
+	t.Parallel()
+	server := testserver.Start(t, testserver.Redis)
+	admin := server.Client()
+	defer admin.Close()
+	rule := func(rules ...any) {
+		t.Helper()
+		if err := admin.Do(t.Context(), append([]any{"acl", "setuser", "default"}, rules...)...).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := serve(t, []string{"SENTINEL_REDIS_BUDGET=1s", "SENTINEL_GUARD_NO_DEADLINE=5s"}, "--config", exactShop(t), "--redis", server.URL())
+	conn := dial(t, p.grpcAddr)
+	bearer := token(t, "acme")
+	if got := check(t, conn, "orders", bearer); got != http.StatusOK {
+		t.Fatalf("before: %d", got)
+	}
+	rule("-set") // which the script calls
+	if got := check(t, conn, "orders", bearer); got != http.StatusServiceUnavailable {
+		t.Errorf("fail_closed answers %d, want 503", got)
+	}
+	for series, want := range map[string]string{
+		`sentinel_store_failures_total{class="REDIS_ERROR"}`:       "1",
+		`sentinel_store_failures_total{class="REDIS_TIMEOUT"}`:     "0",
+		`sentinel_store_failures_total{class="REDIS_UNAVAILABLE"}`: "0",
+	} {
+		if got := metric(t, p.instance, series); got != want {
+			t.Errorf("%s is %s, want %s", series, got, want)
+		}
+	}
+	becomes := func(unfit string) {
+		t.Helper()
+		for deadline := time.Now().Add(30 * time.Second); metric(t, p.instance, "sentinel_store_unfit") != unfit; time.Sleep(50 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("sentinel_store_unfit is not %s:\n%s", unfit, p.log())
+			}
+		}
+	}
+	becomes("1") // by the next probe, 10 s after the last
+	record, ok := logRecord(p.log(), "redis' configuration is unfit: nothing is sent to it")
+	if mend, _ := record["mend"].(string); !ok || record["level"] != "ERROR" || !strings.Contains(mend, "+set") {
+		t.Errorf("the log says %v", record)
+	}
+	if code, body := get(t, p.instance, "/readyz"); !strings.Contains(body, "redis_config") {
+		t.Errorf("/readyz: %d %s", code, body)
+	}
+	rule("+set")
+	becomes("0")
+	if got := check(t, conn, "orders", bearer); got != http.StatusOK {
+		t.Errorf("mended: %d", got)
 	}
 }

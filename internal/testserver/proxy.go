@@ -21,6 +21,7 @@ type Proxy struct {
 	hole   bool
 	pace   pace
 	conns  map[net.Conn]struct{}
+	dials  int
 	closed bool
 	wake   chan struct{} // closed and replaced when hole ends
 
@@ -87,6 +88,13 @@ func (p *Proxy) SetPace(perSecond int) {
 	}
 }
 
+// Dials returns how many connections were ever made to the proxy.
+func (p *Proxy) Dials() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.dials
+}
+
 // Drop resets every connection.
 func (p *Proxy) Drop() {
 	p.mu.Lock()
@@ -125,6 +133,9 @@ func (p *Proxy) accept() {
 		if !p.track(client) {
 			return
 		}
+		p.mu.Lock()
+		p.dials++
+		p.mu.Unlock()
 		p.running.Go(func() { p.serve(client) })
 	}
 }

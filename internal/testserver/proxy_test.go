@@ -36,6 +36,10 @@ func TestProxy(t *testing.T) {
 		t.Fatal(err)
 	}
 
+	if n := p.Dials(); n != 1 {
+		t.Errorf("%d connections, want 1", n)
+	}
+
 	p.SetDelay(func() time.Duration { return 50 * time.Millisecond })
 	if took, err := ping(); err != nil || took < 50*time.Millisecond {
 		t.Errorf("delayed: %v after %v", err, took)

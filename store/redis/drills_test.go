@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -28,9 +31,9 @@ func answers(t testing.TB, store *redis.Store, group rls.Group) rls.Answer {
 	return a
 }
 
-// TestFrozenServer: callers come back in time, the breaker sees round trips and not callers, one probe at a time asks
-// whether the server is back.
-func TestFrozenServer(t *testing.T) {
+// TestRF_12_and_RF_17_frozenServer: callers come back in time, the breaker sees round trips and not callers, one probe at a
+// time asks whether the server is back, whoever gives up on it.
+func TestRF_12_and_RF_17_frozenServer(t *testing.T) {
 	onEach(t, func(t *testing.T, server *testserver.Server) {
 		var seen observer
 		var mu sync.Mutex
@@ -82,11 +85,11 @@ func TestFrozenServer(t *testing.T) {
 			t.Errorf("degraded: %v", store.Degraded())
 		}
 
-		// Half-open, and still frozen: one of fifty is the probe.
+		// Half-open, and still frozen: one of 500 is the probe.
 		time.Sleep(quarantine + 20*time.Millisecond)
 		trips, groups, probes := seen.trips.Load(), seen.groups.Load(), atomic.Int64{}
 		start := make(chan struct{})
-		for range 50 {
+		for range 500 {
 			callers.Go(func() {
 				<-start
 				a := decide(store, 20*time.Millisecond, group)
@@ -456,17 +459,55 @@ func TestServerStates(t *testing.T) {
 			leave: []func(*testing.T, *goredis.Client){do("replicaof", "no", "one")},
 			want:  rls.ErrUnavailable, text: "MASTERDOWN",
 		},
-		"too few replicas": {
+		"RF-07 too few replicas": {
 			enter: []func(*testing.T, *goredis.Client){do("config", "set", "min-replicas-to-write", "1")},
 			leave: []func(*testing.T, *goredis.Client){do("config", "set", "min-replicas-to-write", "0")},
 			want:  rls.ErrUnavailable, text: "NOREPLICAS",
 		},
-		"out of memory": {
+		"RF-07 cannot save": {
+			// The dump is written and cannot take its name, which a directory has.
+			enter: []func(*testing.T, *goredis.Client){
+				func(t *testing.T, c *goredis.Client) {
+					t.Helper()
+					dir, err := c.ConfigGet(t.Context(), "dir").Result()
+					must(t, err)
+					must(t, os.MkdirAll(filepath.Join(dir["dir"], "dump.rdb", "x"), 0o700))
+				},
+				do("config", "set", "save", "3600 1"), do("bgsave"),
+				func(t *testing.T, c *goredis.Client) {
+					t.Helper()
+					eventually(t, "saving fails", func() bool {
+						info, err := c.Info(t.Context(), "persistence").Result()
+						return err == nil && strings.Contains(info, "rdb_last_bgsave_status:err")
+					})
+				},
+			},
+			leave: []func(*testing.T, *goredis.Client){do("config", "set", "save", "")},
+			want:  rls.ErrStore, text: "MISCONF",
+		},
+		"RF-05 loading": {
+			enter: []func(*testing.T, *goredis.Client){
+				func(t *testing.T, c *goredis.Client) {
+					t.Helper()
+					for i := range 2000 {
+						must(t, c.Set(t.Context(), fmt.Sprint("filler", i), "x", 0).Err())
+					}
+				},
+				do("config", "set", "key-load-delay", "1000"), do("config", "set", "loading-process-events-interval-bytes", "1024"),
+				func(t *testing.T, c *goredis.Client) {
+					t.Helper()
+					go c.Do(context.Background(), "debug", "reload")
+					eventually(t, "it loads", func() bool { return goredis.HasErrorPrefix(c.Ping(t.Context()).Err(), "LOADING") })
+				},
+			},
+			want: rls.ErrUnavailable, text: "LOADING",
+		},
+		"RF-06 out of memory": {
 			enter: []func(*testing.T, *goredis.Client){do("config", "set", "maxmemory", "1")},
 			leave: []func(*testing.T, *goredis.Client){do("config", "set", "maxmemory", "0")},
 			want:  rls.ErrStore, text: "OOM",
 		},
-		"busy with a script": {
+		"RF-08 busy with a script": {
 			enter: []func(*testing.T, *goredis.Client){do("config", "set", "lua-time-limit", "1"), func(_ *testing.T, c *goredis.Client) {
 				go c.Eval(context.Background(), "while true do end", nil)
 				time.Sleep(100 * time.Millisecond)
@@ -479,12 +520,12 @@ func TestServerStates(t *testing.T) {
 			leave: []func(*testing.T, *goredis.Client){do("config", "set", "maxclients", "100")},
 			want:  rls.ErrUnavailable, // the reply, or the reset that follows it, by a race
 		},
-		"commands taken away": {
+		"RF-25 commands taken away": {
 			enter: []func(*testing.T, *goredis.Client){do("acl", "setuser", "limited", "-evalsha")},
 			leave: []func(*testing.T, *goredis.Client){do("acl", "setuser", "limited", "+evalsha")},
 			want:  rls.ErrStore, text: "NOPERM",
 		},
-		"password changed": {
+		"RF-10 password changed": {
 			enter: []func(*testing.T, *goredis.Client){do("acl", "setuser", "limited", "<secret", ">other"), do("client", "kill", "user", "limited")},
 			leave: []func(*testing.T, *goredis.Client){do("acl", "setuser", "limited", ">secret")},
 			want:  rls.ErrStore, text: "WRONGPASS",
@@ -494,19 +535,25 @@ func TestServerStates(t *testing.T) {
 			onEach(t, func(t *testing.T, server *testserver.Server) {
 				client := raw(t, server)
 				must(t, client.Do(t.Context(), "acl", "setuser", "limited", "on", ">secret", "+@all", "~*").Err())
+				var seen observer
 				store := open(t, redis.Config{
-					URL: as(t, server, "limited", "secret"), Budget: time.Second, Breaker: rls.BreakerConfig{Failures: 1000},
+					URL: as(t, server, "limited", "secret"), Budget: time.Second, Breaker: rls.BreakerConfig{Failures: 1000}, Observer: &seen,
 				})
 				rule := never(t, 1000)
 				answers(t, store, take("k", rule))
 				for _, enter := range state.enter {
 					enter(t, client)
 				}
-				for range 3 {
+				const asked = 3
+				loaded := seen.loads.Load()
+				for range asked {
 					a := decide(store, plenty, take("k", rule))
 					if !errors.Is(a.Err, state.want) || !contains(a.Err, state.text) {
 						t.Fatalf("got %v, want %v with %q", a.Err, state.want, state.text)
 					}
+				}
+				if n := seen.loads.Load() - loaded; n > asked {
+					t.Errorf("the script was loaded %d times for %d calls", n, asked)
 				}
 				if got := store.Degraded(); !slices.Equal(got, []string{redis.DegradedDown}) {
 					t.Errorf("degraded: %v", got)
@@ -518,7 +565,7 @@ func TestServerStates(t *testing.T) {
 				if got := store.Degraded(); len(got) > 0 {
 					t.Errorf("degraded: %v", got)
 				}
-			})
+			}, testserver.WithArgs("--enable-debug-command", "yes"))
 		})
 	}
 }
@@ -572,6 +619,8 @@ func TestAnswersOfAnotherServer(t *testing.T) {
 		"answers both":                      {good + good, [2]error{nil, nil}, true},
 		"answers one and closes":            {good, [2]error{nil, rls.ErrUnavailable}, false},
 		"answers half and closes":           {good + good[:10], [2]error{nil, rls.ErrUnavailable}, false},
+		"RF-13 answers half a string":       {good + "$23\r\n1796050784 90", [2]error{nil, rls.ErrUnavailable}, false},
+		"answers with an empty string":      {good + "$0\r\n\r\n", [2]error{nil, rls.ErrStore}, true},
 		"answers without a status":          {good + "+1796050784 906104\r\n", [2]error{nil, rls.ErrStore}, true},
 		"answers with a number":             {good + ":1\r\n", [2]error{nil, rls.ErrStore}, true},
 		"answers with nothing":              {"$-1\r\n" + good, [2]error{rls.ErrStore, nil}, true},

@@ -222,16 +222,17 @@ func majorMinor(version string) (major, minor int, ok bool) {
 // watchTimeout bounds one Probe of watch, unless the budget is longer.
 const watchTimeout = time.Second
 
-// watch probes the servers every ProbeEvery until ctx is done.
+// unfitEvery is how soon watch looks again while the configuration is unfit, so that what is mended is soon in use.
+const unfitEvery = time.Second
+
+// watch probes the servers every ProbeEvery, or sooner while they are unfit, until ctx is done.
 func (s *Store) watch(ctx context.Context) {
-	tick := time.NewTicker(s.ProbeEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			s.look(ctx)
+	wait := s.ProbeEvery
+	for sleep(ctx, wait, nil) {
+		s.look(ctx)
+		wait = s.ProbeEvery
+		if s.fault.Load() != nil {
+			wait = min(wait, unfitEvery)
 		}
 	}
 }

@@ -115,8 +115,9 @@ func (n *node) pipeline(ctx context.Context, cmds []*redis.Cmd) {
 	}
 	_, err := pipe.Exec(ctx)
 	for _, cmd := range cmds {
-		switch {
-		case cmd.Val() != nil: // answered, also where the library blames it for a connection that broke afterwards
+		switch value := cmd.Val(); {
+		case value == "": // as is: a string of which only a part came is empty, and has the error
+		case value != nil: // answered, also where the library blames it for a connection that broke afterwards
 			cmd.SetErr(nil)
 		case cmd.Err() == nil: // the server refused the login, which the library blames on no command
 			cmd.SetErr(err)

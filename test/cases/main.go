@@ -23,9 +23,11 @@ import (
 
 // The cases that the project answers for: whole areas, and single ones of other areas.
 var (
-	areas  = []string{"config", "cookie", "ext_authz", "headers", "ip", "jwt", "lua", "metrics", "perf", "rls", "xds"}
+	areas = []string{
+		"cluster", "config", "cookie", "ext_authz", "headers", "ip", "jwt", "lua", "metrics", "perf", "redis-failure", "rls", "xds",
+	}
 	single = []string{
-		"DP-02", "DP-05",
+		"DP-02", "DP-03", "DP-05",
 		"EA-01", "EA-05", "EA-10", "EA-13", "EA-15",
 		"RLS-24",
 		"SEC-03", "SEC-04", "SEC-05",

@@ -1,24 +1,24 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 	"time"
 
+	"github.com/sentinel-rls/sentinel-rls/internal/testserver"
 	"github.com/sentinel-rls/sentinel-rls/test/load"
 )
 
-// drill is one way in which the store fails, and what must hold meanwhile.
+// drill is one way in which something fails, and what must hold meanwhile.
 type drill struct {
-	name string
-	what string // for the reader of the table
-	run  func(ctx context.Context, s *stage) (Row, error)
-}
-
-// drills are all there are, in the order in which they are held.
-var drills = []drill{
-	{"frozen", "Redis is stopped (SIGSTOP) under load and thawed afterwards; fail-open policy", frozen},
+	name  string
+	what  string // for the reader of the table
+	cases string // ids of the fault cases that it covers
+	fault fault
 }
 
 func names() []string {
@@ -32,12 +32,14 @@ func names() []string {
 // options are how drills are held.
 type options struct {
 	Runs       int
-	Calls      int           // while the store is sick
-	Rate       float64       // calls per second; 0: half of what the program answers at most
-	Deadline   time.Duration // of each call
-	Quarantine time.Duration // of the program's breaker
-	Budget     time.Duration // of a store call; 0: the program's default
-	Allowance  int64         // late answers beyond the bare server's that pass for chance, in each run
+	Kinds      []testserver.Kind // of store servers; runs take turns
+	Calls      int               // while something is wrong, in a drill that does not say how long that lasts
+	Rate       float64           // calls per second; 0: half of what the program answers at most
+	Deadline   time.Duration     // of each call
+	Quarantine time.Duration     // of the program's breaker
+	Budget     time.Duration     // of a store call; 0: the program's default
+	Allowance  int64             // late answers beyond the bare server's that pass for chance, in each run
+	Short      bool              // what lasts for a minute lasts for a few seconds, at a tenth of a drill's own rate
 }
 
 // minCalls is the least number of calls of a run: fewer would not reach the bound.
@@ -45,77 +47,193 @@ const minCalls = 100
 
 // Row is what came of one run of a drill.
 type Row struct {
-	Calls    int64 // while the store was sick; the next three are about them
+	Server   string
+	Calls    int64 // while something was wrong; the next three are about them
 	InTime   int64 // answered before the caller's deadline
 	Late     int64 // the caller saw DEADLINE_EXCEEDED
 	BareLate int64 // the same of the bare server, driven beside it at the same rate
 	P99      time.Duration
 	BareP99  time.Duration
-	Lag      time.Duration // 99 of 100 calls were sent within so long of when they were due
-	Errors   int64         // other gRPC errors, from before the store was sick to the end
-	Admitted int64         // over the same time
+	Sent     time.Duration // 99 of 100 calls were sent within so long of when they were due
+	Errors   int64         // other gRPC errors, from before it went wrong to the end
+	Admitted int64         // over the same time, by store and emergency caps
 	Bound    int64         // the most that may be admitted over that time
+	Over     int64         // over-admission: admitted by the store beyond what its buckets held
+	Loss     int64         // how much of that the loss of state explains
+	Vain     bool          // no store call failed as it should, so that nothing was shown
+	// Lag is how far the replica was behind when it took over; negative: there was none.
+	Lag time.Duration
 	// Recovery is the time from the store's return until every answer is the store's own again; negative: it did not come.
 	Recovery time.Duration
+
+	Goroutines, Memory Levels // of the program; memory in bytes
 }
 
-// Over returns by how much admissions passed the bound.
-func (r Row) Over() int64 { return max(0, r.Admitted-r.Bound) }
+// Levels are what something was before, at most while something was wrong, and afterwards.
+type Levels struct{ Before, Peak, After int64 }
 
-// recoverySlack is what recovery may take beyond the breaker's quarantine.
-const recoverySlack = time.Second
+// tooBusy is the share of the bare server's calls that may be late before a run says nothing about lateness: the machine
+// cannot carry the load then, whoever answers.
+const tooBusy = 0.05
 
-// judge returns one line for each promise that the runs of a drill broke. Errors and admissions beyond the bound are a
-// matter of correctness and may not happen in any run. Lateness and recovery are a matter of time, which the machine has a
-// part in: more than half of the runs must be good.
-func judge(rows []Row, o options) (failures []string) {
+// void says that a run says nothing about lateness.
+func (r Row) void() bool { return float64(r.BareLate) > tooBusy*float64(r.Calls) }
+
+// What a run may take beyond what it had before.
+const (
+	recoverySlack = time.Second // beyond the breaker's quarantine
+	inFlightCap   = 512         // the program's default: guard.max_in_flight
+	memorySlack   = 32 << 20
+)
+
+// promise is something that a run must keep.
+type promise struct {
+	broken string
+	kind   promiseKind
+	by     func(Row) bool
+}
+
+type promiseKind int
+
+const (
+	always   promiseKind = iota // no run may break it
+	mostly                      // more than half of the runs must keep it, since the machine has a part in it
+	lateness                    // likewise, of the runs that say anything about lateness
+)
+
+func (d drill) promises(o options) []promise {
 	back := o.Quarantine + recoverySlack
-	late, slow := 0, 0
-	for i, r := range rows {
-		if r.Errors > 0 {
-			failures = append(failures, fmt.Sprintf("run %d: %d errors reached the caller", i+1, r.Errors))
-		}
-		if over := r.Over(); over > 0 {
-			failures = append(failures, fmt.Sprintf("run %d: %d admissions beyond the bound", i+1, over))
-		}
-		if r.Late > r.BareLate+o.Allowance {
-			late++
-		}
-		if r.Recovery < 0 || r.Recovery > back {
-			slow++
-		}
+	return []promise{
+		{fmt.Sprintf("no call failed with class %s", d.fault.class), mostly, func(r Row) bool { return r.Vain }},
+		{"errors reached the caller", always, func(r Row) bool { return r.Errors > 0 }},
+		{"admissions passed the bound", always, func(r Row) bool { return r.Admitted > r.Bound }},
+		{"the store admitted more than its buckets held", always, func(r Row) bool { return r.Over > r.Loss }},
+		{"more late answers than the bare server", lateness, func(r Row) bool { return r.Late > r.BareLate+o.Allowance }},
+		{fmt.Sprintf("fewer than %.0f %% of the calls in time", 100*d.fault.inTime), lateness, func(r Row) bool {
+			return float64(r.InTime) < d.fault.inTime*float64(r.Calls)
+		}},
+		{fmt.Sprintf("not back to full accuracy within %v", back), mostly, func(r Row) bool { return r.Recovery < 0 || r.Recovery > back }},
+		{"too many goroutines", mostly, func(r Row) bool { return r.Goroutines.Peak > r.Goroutines.Before+2*inFlightCap }},
+		{"too much memory", mostly, func(r Row) bool { return r.Memory.Peak > r.Memory.Before+memorySlack }},
+		{"goroutines are left", mostly, func(r Row) bool { return 10*r.Goroutines.After > 11*r.Goroutines.Before }},
+		{"memory is left", mostly, func(r Row) bool { return 10*r.Memory.After > 11*r.Memory.Before }},
 	}
-	if 2*late >= len(rows) {
-		failures = append(failures, fmt.Sprintf("more late answers than the bare server in %d of %d runs", late, len(rows)))
-	}
-	if 2*slow >= len(rows) {
-		failures = append(failures, fmt.Sprintf("not back to full accuracy within %v in %d of %d runs", back, slow, len(rows)))
-	}
-	return failures
 }
+
+// verdict is what the runs of a drill say.
+type verdict struct {
+	failures []string // one line for each promise that was broken
+	void     []string // the numbers of the runs that say nothing about lateness
+	unjudged bool     // these are so many that lateness was not judged
+}
+
+func (v verdict) passed() bool { return len(v.failures) == 0 && !v.unjudged }
+
+// mark is what the manual's table adds to the name of a drill that has not passed.
+func (v verdict) mark() string {
+	switch {
+	case len(v.failures) > 0:
+		return " (failed)"
+	case v.unjudged:
+		return " (void)"
+	}
+	return ""
+}
+
+// lines returns the verdict in words.
+func (v verdict) lines(runs int) (lines []string) {
+	for _, f := range v.failures {
+		lines = append(lines, "FAILED: "+f)
+	}
+	switch {
+	case v.unjudged:
+		lines = append(lines, fmt.Sprintf("VOID: the machine is too busy to judge lateness: the bare server was late in run %s of %d",
+			strings.Join(v.void, ", "), runs))
+	case len(v.failures) > 0:
+	case len(v.void) > 0:
+		lines = append(lines, fmt.Sprintf("passed, but that run %s of %d says nothing about lateness: the bare server was late", strings.Join(v.void, ", "), runs))
+	default:
+		lines = append(lines, "passed")
+	}
+	return lines
+}
+
+// judge says what the runs of a drill are worth.
+func judge(d drill, rows []Row, o options) (v verdict) {
+	for i, r := range rows {
+		if r.void() {
+			v.void = append(v.void, fmt.Sprint(i+1))
+		}
+	}
+	v.unjudged = 2*len(v.void) >= len(rows)
+	for _, p := range d.promises(o) {
+		broken, of := []string{}, len(rows)
+		if p.kind == lateness {
+			of -= len(v.void)
+		}
+		for i, r := range rows {
+			if !(p.kind == lateness && r.void()) && p.by(r) {
+				broken = append(broken, fmt.Sprint(i+1))
+			}
+		}
+		if p.kind == lateness && v.unjudged || len(broken) == 0 || p.kind != always && 2*len(broken) < of {
+			continue
+		}
+		v.failures = append(v.failures, fmt.Sprintf("%s in run %s of %d", p.broken, strings.Join(broken, ", "), len(rows)))
+	}
+	return v
+}
+
+var columns = []string{
+	"server", "calls", "in time", "late", "bare late", "p99 ms", "bare", "sent within ms", "errors", "admitted", "bound",
+	"over-admission", "explained", "replica's lag ms", "full accuracy after s", "goroutines", "memory MiB",
+}
+
+func (r Row) cells() []string {
+	recovery := "never"
+	if r.Recovery >= 0 {
+		recovery = fmt.Sprintf("%.2f", r.Recovery.Seconds())
+	}
+	lag := "-"
+	if r.Lag >= 0 {
+		lag = fmt.Sprintf("%.1f", float64(r.Lag)/float64(time.Millisecond))
+	}
+	cells := append([]string{r.Server}, numbers(r.Calls, r.InTime, r.Late, r.BareLate)...)
+	cells = append(cells, millis(r.P99, r.BareP99, r.Sent)...)
+	cells = append(cells, numbers(r.Errors, r.Admitted, r.Bound, r.Over, r.Loss)...)
+	return append(
+		cells, lag, recovery,
+		fmt.Sprintf("%d / %d / %d", r.Goroutines.Before, r.Goroutines.Peak, r.Goroutines.After),
+		fmt.Sprintf("%.1f / %.1f / %.1f", mebibytes(r.Memory.Before), mebibytes(r.Memory.Peak), mebibytes(r.Memory.After)),
+	)
+}
+
+func mebibytes(n int64) float64 { return float64(n) / (1 << 20) }
 
 // printDrill writes what came of a drill as Markdown.
-func printDrill(w io.Writer, d drill, rows []Row, failures []string) {
+func printDrill(w io.Writer, d drill, rows []Row, v verdict) {
 	fmt.Fprintf(w, "\n%s: %s.\n\n", d.name, d.what)
-	cells := [][]string{{
-		"run", "calls", "in time", "late", "bare late", "p99 ms", "bare", "sent within ms", "errors", "admitted", "bound",
-		"over-admission", "full accuracy after s",
-	}}
+	cells := [][]string{append([]string{"run"}, columns...)}
 	for i, r := range rows {
-		recovery := "never"
-		if r.Recovery >= 0 {
-			recovery = fmt.Sprintf("%.2f", r.Recovery.Seconds())
-		}
-		cells = append(cells, append(numbers(int64(i+1), r.Calls, r.InTime, r.Late, r.BareLate),
-			append(append(millis(r.P99, r.BareP99, r.Lag), numbers(r.Errors, r.Admitted, r.Bound, r.Over())...), recovery)...))
+		cells = append(cells, append(numbers(int64(i+1)), r.cells()...))
 	}
 	load.Table(w, cells)
-	if len(failures) == 0 {
-		fmt.Fprintf(w, "\n%s: passed\n", d.name)
+	for _, line := range v.lines(len(rows)) {
+		fmt.Fprintf(w, "\n%s: %s\n", d.name, line)
 	}
-	for _, f := range failures {
-		fmt.Fprintf(w, "\n%s: FAILED: %s\n", d.name, f)
+}
+
+// middle returns the run that was neither the best nor the worst for its late answers, of those that say anything about
+// them if there are any.
+func middle(rows []Row) Row {
+	byLate := slices.SortedFunc(slices.Values(rows), func(a, b Row) int {
+		return cmp.Or(cmp.Compare(a.Late-a.BareLate, b.Late-b.BareLate), cmp.Compare(a.Recovery, b.Recovery))
+	})
+	telling := slices.DeleteFunc(slices.Clone(byLate), Row.void)
+	if len(telling) == 0 {
+		telling = byLate
 	}
+	return telling[len(telling)/2]
 }
 
 func numbers(values ...int64) (cells []string) {
@@ -131,3 +249,35 @@ func millis(values ...time.Duration) (cells []string) {
 	}
 	return cells
 }
+
+// fault is what goes wrong in a drill, and on what.
+type fault struct {
+	topology topology
+	proxied  bool     // the program reaches the server through a proxy
+	args     []string // of the servers
+	password string   // of the server, and of the program's file
+	other    bool     // another version of the program serves half of the calls
+
+	lasts  time.Duration // 0: for as many calls as the options say
+	short  time.Duration // in the short form; 0: as long
+	rate   float64       // calls per second; 0: the options'
+	inTime float64       // the least share of calls in time; 0: none is asked
+	wet    bool          // the store's buckets still hold something when it goes wrong, so that what is written then can be lost
+	class  string        // of store failures that there must be, or the run was in vain; empty: there may be none
+
+	prepare func(ctx context.Context, c *scene) error // before the load
+	hurt    func(ctx context.Context, c *scene) error // when it goes wrong, at once
+	during  func(ctx context.Context, c *scene) error // while it is wrong, until ctx is done or before
+	heal    func(ctx context.Context, c *scene) error // when the load is over; recovery counts from its end
+
+	losses int  // how often the store loses what was spent: each admits one burst of each key more
+	dies   bool // the program itself dies: calls are judged once it is back, and its cap is full again
+}
+
+type topology string
+
+const (
+	single   topology = ""
+	sentinel topology = "sentinel"
+	cluster  topology = "cluster"
+)

@@ -2,11 +2,17 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/sentinel-rls/sentinel-rls/internal/testserver"
 	"github.com/sentinel-rls/sentinel-rls/test/load"
@@ -23,12 +29,13 @@ const (
 // stage is what all drills share: the program's binary, the bare server, and how much load there is.
 type stage struct {
 	options
-	dir          string
-	binary       string
-	storeVersion string
-	capacity     float64 // calls per second that the program answers at most; 0: the rate was given
-	bare         *load.Bare
-	bareConns    load.Conns
+	dir         string
+	binary      string
+	otherBinary string   // another version; empty until it is needed
+	servers     []string // the kinds of store servers and their versions
+	capacity    float64  // calls per second that the program answers at most; 0: the rate was given
+	bare        *load.Bare
+	bareConns   load.Conns
 }
 
 func newStage(ctx context.Context, o options) (_ *stage, err error) {
@@ -44,6 +51,17 @@ func newStage(ctx context.Context, o options) (_ *stage, err error) {
 	if s.binary, err = load.Build(ctx, s.dir); err != nil {
 		return nil, err
 	}
+	if s.otherBinary, err = buildOther(ctx, s.dir); err != nil {
+		return nil, err
+	}
+	for _, kind := range o.Kinds {
+		server, err := testserver.Run(ctx, kind)
+		if err != nil {
+			return nil, err
+		}
+		s.servers = append(s.servers, fmt.Sprintf("%s %s", kind, server.Version()))
+		server.Stop()
+	}
 	if s.bare, err = load.StartBare(ctx); err != nil {
 		return nil, err
 	}
@@ -51,6 +69,38 @@ func newStage(ctx context.Context, o options) (_ *stage, err error) {
 		return nil, err
 	}
 	return s, s.setRate(ctx)
+}
+
+// buildOther builds another version of the program: its script has another digest, so that each has to load its own.
+func buildOther(ctx context.Context, dir string) (string, error) {
+	root, err := testserver.Root()
+	if err != nil {
+		return "", err
+	}
+	script := filepath.Join(root, "lua", "group.lua")
+	text, err := os.ReadFile(script)
+	if err != nil {
+		return "", err
+	}
+	changed, overlay := filepath.Join(dir, "group.lua"), filepath.Join(dir, "overlay.json")
+	binary := filepath.Join(dir, "other-sentinel-rls")
+	replace, err := json.Marshal(map[string]map[string]string{"Replace": {script: changed}})
+	if err != nil {
+		return "", err
+	}
+	err = errors.Join(
+		os.WriteFile(changed, append([]byte("-- Another version.\n"), text...), 0o600),
+		os.WriteFile(overlay, replace, 0o600),
+	)
+	if err != nil {
+		return "", err
+	}
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-overlay", overlay, "-o", binary, "./cmd/sentinel-rls")
+	cmd.Dir, cmd.Env = root, append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("building another version: %w\n%s", err, out)
+	}
+	return binary, nil
 }
 
 func (s *stage) close() {
@@ -63,68 +113,190 @@ func (s *stage) close() {
 
 // load describes the load in words.
 func (s *stage) load() string {
-	text := fmt.Sprintf("Open loop, %.0f calls/s on each server, deadlines of %v, breaker quarantine %v", s.Rate, s.Deadline, s.Quarantine)
+	text := fmt.Sprintf("Open loop, %.0f calls/s on each server", s.Rate)
 	if s.capacity > 0 {
-		text += fmt.Sprintf("; in a closed loop the program answers %.0f calls/s", s.capacity)
+		text += fmt.Sprintf(", half of the %.0f that the program answered on %s in a closed loop (`rls_redis`) just before", s.capacity, s.servers[0])
 	}
-	return text + "."
+	text += fmt.Sprintf("; deadlines of %v, breaker quarantine %v; of %d runs of each drill", s.Deadline, s.Quarantine, s.Runs)
+	if s.Short {
+		text += ", in the short form,"
+	}
+	return text + " the middle one."
 }
 
 // scene is a program on a store of its own, under load beside the bare server.
 type scene struct {
 	*stage
-	store   *testserver.Server
+	store    *testserver.Server      // the server, or the master that a failover drill kills
+	replica  *testserver.Server      // of that master; nil: there is none
+	cluster  *testserver.Cluster     // nil: there is none
+	sentinel *testserver.SentinelSet // nil: there is none
+	proxy    *testserver.Proxy       // nil: there is none
+	client   *redis.Client           // of store, beside the program
+	password string                  // the file that the program reads the password from; empty: none
+
 	program *load.Program
+	other   *load.Program // another version; nil: there is none
 	conns   load.Conns
+	watch   watch
+	written int64         // the replication offset of a master when it was killed
+	lag     time.Duration // of the replica that took over; negative: there is none
+	buried  int64         // what a program had counted as admitted by the store when it was killed
 }
 
 // open starts store and program. close ends both.
-func (s *stage) open(ctx context.Context, policies string) (_ *scene, err error) {
-	c := &scene{stage: s}
+func (s *stage) open(ctx context.Context, kind testserver.Kind, policies string, f fault) (_ *scene, err error) {
+	c := &scene{stage: s, lag: -1}
 	defer func() {
 		if err != nil {
 			c.close()
 		}
 	}()
-	if c.store, err = testserver.Run(ctx, testserver.Redis); err != nil {
+	url, err := c.openStore(ctx, kind, f)
+	if err != nil {
 		return nil, err
 	}
-	s.storeVersion = string(c.store.Kind()) + " " + c.store.Version()
+	c.client = c.store.Client()
 	settings := load.Settings{
-		Binary: s.binary, Policies: policies, Store: c.store,
-		Env: []string{"SENTINEL_BREAKER_QUARANTINE=" + s.Quarantine.String()},
+		Binary: s.binary, Policies: policies, StoreURL: url,
+		Env: []string{
+			"SENTINEL_BREAKER_QUARANTINE=" + s.Quarantine.String(),
+			"SENTINEL_DENY_CACHE_MAX_AGE=0s", // so that every call asks the store, and a probe's denial is the store's own
+		},
 	}
 	if s.Budget > 0 {
 		settings.Env = append(settings.Env, "SENTINEL_REDIS_BUDGET="+s.Budget.String())
 	}
+	if f.password != "" {
+		c.password = filepath.Join(s.dir, "password-"+filepath.Base(c.store.Dir()))
+		if err := c.writePassword(f.password); err != nil {
+			return nil, err
+		}
+		settings.Env = append(settings.Env, "SENTINEL_REDIS_PASSWORD_FILE="+c.password)
+	}
+	if settings.Port, err = testserver.FreePort(); err != nil {
+		return nil, err
+	}
 	if c.program, err = load.Start(ctx, settings); err != nil {
 		return nil, err
 	}
-	c.conns, err = load.Dial(ctx, c.program.Addr(), connections)
-	return c, err
+	if c.conns, err = load.Dial(ctx, c.program.Addr(), connections); err != nil {
+		return nil, err
+	}
+	if f.other {
+		settings.Binary, settings.Port = s.otherBinary, 0
+		if c.other, err = load.Start(ctx, settings); err != nil {
+			return nil, err
+		}
+		conns, err := load.Dial(ctx, c.other.Addr(), connections)
+		if err != nil {
+			return nil, err
+		}
+		c.conns = append(c.conns, conns...)
+	}
+	return c, nil
+}
+
+// programs returns those that run.
+func (c *scene) programs() []*load.Program {
+	if c.other != nil {
+		return []*load.Program{c.program, c.other}
+	}
+	return []*load.Program{c.program}
+}
+
+func (c *scene) writePassword(text string) error {
+	return os.WriteFile(c.password, []byte(text), 0o600)
+}
+
+// probeKey is the bucket of the tenant by whom recovery is told: see spend.
+const probeKey = "sentinel:v1:{ba9c736f19e7f60b7f6764adb0b7908c0a2b394e09b6c09863528c7f2bc86095}:spent:1"
+
+// openStore starts the servers and returns the URL that the program is given.
+func (c *scene) openStore(ctx context.Context, kind testserver.Kind, f fault) (url string, err error) {
+	opts := []testserver.Option{testserver.WithArgs(f.args...)}
+	if f.password != "" {
+		opts = append(opts, testserver.WithPassword(f.password))
+	}
+	switch f.topology {
+	case cluster:
+		if f.losses > 0 { // a master is to be killed
+			opts = append(opts, testserver.QuickFailover())
+		}
+		if c.cluster, err = testserver.RunCluster(ctx, kind, opts...); err != nil {
+			return "", err
+		}
+		url = c.cluster.URL()
+		return url, c.findMaster(ctx)
+	case sentinel:
+		if c.sentinel, err = testserver.RunSentinelSet(ctx, kind, opts...); err != nil {
+			return "", err
+		}
+		c.store, c.replica = c.sentinel.Master, c.sentinel.Replica
+		return c.sentinel.URL(), nil
+	}
+	if c.store, err = testserver.Run(ctx, kind, opts...); err != nil {
+		return "", err
+	}
+	if f.proxied {
+		if c.proxy, err = testserver.NewProxy(ctx, c.store.Addr()); err != nil {
+			return "", err
+		}
+		return "redis://" + c.proxy.Addr(), nil
+	}
+	return "redis://" + c.store.Addr(), nil
+}
+
+// findMaster makes the server that keeps the probe's bucket the one that matters.
+func (c *scene) findMaster(ctx context.Context) error {
+	for i, m := range c.cluster.Masters {
+		client := m.Client()
+		err := client.Get(ctx, probeKey).Err()
+		_ = client.Close()
+		if err == nil || errors.Is(err, redis.Nil) {
+			c.store, c.replica = m, c.cluster.Replicas[i]
+			return nil
+		}
+		if !strings.HasPrefix(err.Error(), "MOVED") {
+			return err
+		}
+	}
+	return errors.New("no server keeps the probe's bucket")
 }
 
 func (c *scene) close() {
 	c.conns.Close()
-	if c.program != nil {
-		c.program.Stop()
+	for _, p := range []*load.Program{c.program, c.other} {
+		if p != nil {
+			p.Stop()
+		}
 	}
-	if c.store != nil {
+	if c.proxy != nil {
+		c.proxy.Close()
+	}
+	if c.client != nil {
+		_ = c.client.Close()
+	}
+	switch {
+	case c.cluster != nil:
+		c.cluster.Stop()
+	case c.sentinel != nil:
+		c.sentinel.Stop()
+	case c.store != nil:
 		c.store.Stop()
 	}
 }
 
-// setRate makes the rate half of what the program answers in a closed loop, unless a rate was given. It also learns the
-// store's version.
+// setRate makes the rate half of what the program answers in a closed loop, unless a rate was given.
 func (s *stage) setRate(ctx context.Context) error {
-	c, err := s.open(ctx, plenty)
+	if s.Rate > 0 {
+		return nil
+	}
+	c, err := s.open(ctx, s.Kinds[0], plenty, fault{})
 	if err != nil {
 		return err
 	}
 	defer c.close()
-	if s.Rate > 0 {
-		return nil
-	}
 	ask := load.RateLimit("plenty", 10_000)
 	for range capacityTries {
 		if _, err := (load.Closed{Callers: callers, For: capacityWarm}).Run(ctx, c.conns, ask); err != nil {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
@@ -110,6 +111,12 @@ type Conns []*grpc.ClientConn
 
 const dialTimeout = 10 * time.Second
 
+// quickReconnect finds a server that was started again at once, as a proxy with many connections does.
+var quickReconnect = grpc.WithConnectParams(grpc.ConnectParams{
+	Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1, MaxDelay: 20 * time.Millisecond},
+	MinConnectTimeout: dialTimeout,
+})
+
 // Dial opens n connections to addr and returns once all are up. The caller closes them.
 func Dial(ctx context.Context, addr string, n int) (_ Conns, err error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
@@ -121,21 +128,29 @@ func Dial(ctx context.Context, addr string, n int) (_ Conns, err error) {
 		}
 	}()
 	for range n {
-		conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()), quickReconnect)
 		if err != nil {
 			return nil, fmt.Errorf("dialling %s: %w", addr, err)
 		}
 		conns = append(conns, conn)
 		conn.Connect()
 	}
-	for _, conn := range conns {
+	if err := conns.Await(ctx); err != nil {
+		return nil, fmt.Errorf("dialling %s: %w", addr, err)
+	}
+	return conns, nil
+}
+
+// Await waits until every connection is up.
+func (c Conns) Await(ctx context.Context) error {
+	for _, conn := range c {
 		for s := conn.GetState(); s != connectivity.Ready; s = conn.GetState() {
-			if !conn.WaitForStateChange(ctx, s) {
-				return nil, fmt.Errorf("dialling %s: still %v: %w", addr, s, ctx.Err())
+			if conn.Connect(); !conn.WaitForStateChange(ctx, s) {
+				return fmt.Errorf("a connection is still %v: %w", s, ctx.Err())
 			}
 		}
 	}
-	return conns, nil
+	return nil
 }
 
 // Close closes the connections.

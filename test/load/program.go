@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/golang-jwt/jwt/v5"
+	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
@@ -43,7 +44,9 @@ type Settings struct {
 	Binary   string             // from Build
 	Policies string             // a policy file's text; its domain is Domain
 	More     []string           // the texts of further policy files
-	Store    *testserver.Server // nil: the program's own memory
+	Store    *testserver.Server // nil: the program's own memory, or StoreURL
+	StoreURL string             // of a store that is no single server
+	Port     int                // where it serves gRPC on loopback; 0: it chooses itself
 	Env      []string           // settings beside the defaults, as SENTINEL_…=value
 }
 
@@ -70,9 +73,11 @@ func Start(ctx context.Context, s Settings) (_ *Program, err error) {
 	if err != nil {
 		return nil, err
 	}
-	args := []string{"serve", "--config", config, "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0"}
+	args := []string{"serve", "--config", config, "--grpc", testserver.LoopbackAddr(s.Port), "--admin", "127.0.0.1:0"}
 	if s.Store != nil {
 		args = append(args, "--redis", s.Store.URL())
+	} else if s.StoreURL != "" {
+		args = append(args, "--redis", s.StoreURL)
 	}
 	if p.Process, err = testserver.Exec("sentinel-rls", s.Binary, args, s.Env); err != nil {
 		return nil, err
@@ -81,6 +86,19 @@ func Start(ctx context.Context, s Settings) (_ *Program, err error) {
 		return nil, fmt.Errorf("sentinel-rls: %w", err)
 	}
 	return p, nil
+}
+
+// Again starts a program that was killed with the same settings and returns once it is ready. With Settings.Port it serves
+// where it did before.
+func (p *Program) Again(ctx context.Context) error {
+	p.grpc, p.admin = "", ""
+	if err := p.Restart(); err != nil {
+		return err
+	}
+	if err := await(ctx, p.Process, func() bool { return p.readAddresses() && p.ready(ctx) }); err != nil {
+		return fmt.Errorf("sentinel-rls, started again: %w", err)
+	}
+	return nil
 }
 
 // write writes configuration, policies and secret, and returns the configuration's path.
@@ -99,16 +117,17 @@ func (p *Program) write(s Settings) (config string, err error) {
 	)
 }
 
-// readAddresses finds in the log where the program listens, since it chose its ports itself.
+// readAddresses finds in the log where the program listens, since it chose its ports itself: the last time that it
+// started.
 func (p *Program) readAddresses() bool {
+	found := false
 	for line := range strings.Lines(p.Log()) {
 		var record struct{ Msg, GRPC, Admin string }
 		if json.Unmarshal([]byte(line), &record) == nil && record.Msg == "serving" {
-			p.grpc, p.admin = record.GRPC, record.Admin
-			return true
+			p.grpc, p.admin, found = record.GRPC, record.Admin, true
 		}
 	}
-	return false
+	return found
 }
 
 // ready says whether /readyz reports neither a reason to wait nor a degradation.
@@ -137,30 +156,50 @@ func (p *Program) Get(ctx context.Context, path string) ([]byte, error) {
 	return io.ReadAll(answer.Body)
 }
 
-// Metric returns the sum over all series of a counter or gauge, or what a histogram's observations add up to; 0 when there
-// is none. Only series with every label in labels count, given as name and value in turn.
-func (p *Program) Metric(ctx context.Context, name string, labels ...string) (sum float64, err error) {
+// Metric is Metrics.Sum of the metrics of this moment.
+func (p *Program) Metric(ctx context.Context, name string, labels ...string) (float64, error) {
+	m, err := p.Metrics(ctx)
+	return m.Sum(name, labels...), err
+}
+
+// Metrics are the metrics of one moment.
+type Metrics map[string]*dto.MetricFamily
+
+// Metrics reads the program's metrics.
+func (p *Program) Metrics(ctx context.Context) (Metrics, error) {
 	text, err := p.Get(ctx, "/metrics")
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(bytes.NewReader(text))
 	if err != nil {
-		return 0, fmt.Errorf("reading metrics: %w", err)
+		return nil, fmt.Errorf("reading metrics: %w", err)
 	}
-	for _, m := range families[name].GetMetric() {
+	return families, nil
+}
+
+// Sum returns the sum over all series of a counter or gauge, or what a histogram's observations add up to; 0 when there is
+// none. Only series with every label in labels count, each written name=value.
+func (m Metrics) Sum(name string, labels ...string) (sum float64) {
+	for _, s := range m[name].GetMetric() {
 		matching := 0
-		for _, l := range m.GetLabel() {
+		for _, l := range s.GetLabel() {
 			if slices.Contains(labels, l.GetName()+"="+l.GetValue()) {
 				matching++
 			}
 		}
 		if matching == len(labels) {
-			sum += m.GetCounter().GetValue() + m.GetGauge().GetValue() + m.GetHistogram().GetSampleSum()
+			sum += s.GetCounter().GetValue() + s.GetGauge().GetValue() + s.GetHistogram().GetSampleSum()
 		}
 	}
-	return sum, nil
+	return sum
+}
+
+// Collect has the program collect its garbage, so that what it holds is what it needs.
+func (p *Program) Collect(ctx context.Context) error {
+	_, err := p.Get(ctx, "/debug/pprof/heap?gc=1")
+	return err
 }
 
 // Token returns a bearer token of a tenant that the program accepts for an hour.

@@ -291,6 +291,24 @@ func TestProgram(t *testing.T) {
 	if got, err := program.Metric(t.Context(), "sentinel_decisions_total"); got != 7 || err != nil {
 		t.Errorf("%v decisions, %v, want 7", got, err)
 	}
+	metrics, err := program.Metrics(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		labels []string
+		want   float64
+	}{
+		{nil, 7},
+		{[]string{"decision_reason=RATE_LIMITED"}, 3},
+		{[]string{"endpoint_id=two", "decision_reason=ALLOWED"}, 4},
+		{[]string{"endpoint_id=three", "decision_reason=ALLOWED"}, 0},
+		{[]string{"nothing=x"}, 0},
+	} {
+		if got := metrics.Sum("sentinel_decisions_total", tt.labels...); got != tt.want {
+			t.Errorf("%q: %v decisions, want %v", tt.labels, got, tt.want)
+		}
+	}
 	if _, err := Start(t.Context(), Settings{Binary: binary, Policies: "domain: load\nnothing: {}\n"}); err == nil {
 		t.Error("the program starts with a broken policy file")
 	}

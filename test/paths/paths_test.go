@@ -87,6 +87,8 @@ func store(reasons ...rls.Reason) (o []outcome) {
 	return o
 }
 
+var remembered = []outcome{{rls.RateLimited, rls.SourceDenyCache, ""}, {rls.RateLimited, rls.SourceDenyCache, ""}}
+
 func local(reason rls.Reason) []outcome { return []outcome{{reason, rls.SourceNone, ""}} }
 
 // row is one row of the table: how it is reached, and what then happens to requests one after another.
@@ -97,6 +99,7 @@ type row struct {
 	hits    uint32
 	within  time.Duration // what is left of the caller's deadline on arrival; 0: enough
 	store   redis.Config  // changes to the store
+	denies  bool          // denials are remembered
 	reach   func(t *testing.T, s *stand)
 	open    []outcome
 	closed  []outcome
@@ -188,6 +191,11 @@ func rows() []row {
 				s.hang(t, func() bool { return s.store.BreakerState() == "half-open" })
 			},
 			open: emergency(""), closed: closed(rls.CircuitOpen, ""), breaker: "half-open",
+		},
+		{
+			number: 14, name: "a denial that is remembered", denies: true,
+			reach: func(t *testing.T, s *stand) { s.ask(t); s.ask(t); s.ask(t); s.freeze(t) },
+			open:  remembered, closed: remembered, breaker: "closed",
 		},
 	}
 }
@@ -302,8 +310,12 @@ func newStand(t *testing.T, r row, service rls.Service, endpoint string) *stand 
 		t.Fatal(err)
 	}
 	recorder := telemetry.New(telemetry.Config{Registerer: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)})
+	var decides rls.Store = s.store
+	if r.denies {
+		decides = rls.NewDenyCache(s.store, rls.DenyCacheConfig{MaxAge: time.Minute})
+	}
 	engine, err := rls.New(rls.Config{
-		Store: s.store, Identifier: identities, Recorder: recorder, BreakerState: s.store.BreakerState, StoreBudget: cfg.Budget,
+		Store: decides, Identifier: identities, Recorder: recorder, BreakerState: s.store.BreakerState, StoreBudget: cfg.Budget,
 	})
 	if err != nil {
 		t.Fatal(err)
