@@ -144,7 +144,7 @@ func (p *plan) status(a *ask) (s Status, wait time.Duration) {
 // withoutStore answers while the store cannot: closed when any policy of the request asks for it, else from the emergency
 // caps of all its policies, all or nothing.
 func (e *Engine) withoutStore(p *plan, err error) Result {
-	res := Result{Class: classOf(err), Source: SourceNone, RetryAfter: never, Statuses: p.statuses()}
+	res := Result{Class: ClassOf(err), Source: SourceNone, RetryAfter: never, Statuses: p.statuses()}
 	for i := range res.Statuses {
 		res.Statuses[i].Reset = never
 	}

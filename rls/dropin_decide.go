@@ -341,7 +341,7 @@ func (e *Engine) dropInError(p *dropInPlan) error {
 		for j := a.from; j < a.to; j++ {
 			if err := p.takes[j].err; err != nil {
 				e.cfg.DropIn.Recorder.RedisError()
-				if class := classOf(err); class != "" {
+				if class := ClassOf(err); class != "" {
 					e.cfg.Recorder.StoreFailure(class)
 				}
 				return &DropInError{Text: err.Error()}
@@ -483,7 +483,7 @@ func (p *dropInPlan) answer(a *dropInAsk, res *Result) {
 		t := &p.takes[i]
 		res.Source = t.source(res.Source)
 		if res.Class == "" && t.err != nil {
-			res.Class = classOf(t.err)
+			res.Class = ClassOf(t.err)
 		}
 		speaks := a.chosen < 0
 		switch {

@@ -77,8 +77,8 @@ func (e *Engine) observeAnswer(a *Answer) {
 	}
 }
 
-// classOf returns the class of a store failure; empty when nothing was sent because the breaker is open.
-func classOf(err error) Class {
+// ClassOf returns the class of a store failure; empty when nothing was sent because the breaker is open.
+func ClassOf(err error) Class {
 	switch {
 	case errors.Is(err, ErrCircuitOpen):
 		return ""

@@ -43,7 +43,7 @@ func (e *Engine) record(c call, p *plan, res *Result) {
 func (p *plan) failure() Class {
 	for _, h := range []*part{&p.enforce, &p.shadow} {
 		if h.answer.Err != nil {
-			return classOf(h.answer.Err)
+			return ClassOf(h.answer.Err)
 		}
 	}
 	return ""

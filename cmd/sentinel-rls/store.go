@@ -127,6 +127,9 @@ func (o storeObserver) StateLost(loss redis.Loss) {
 	}
 }
 
+// Failing tells that a server begins to fail, or answers again.
+func (o storeObserver) Failing(server string, cause error) { o.StoreFailing(server, cause) }
+
 // ServerChanged tells that a server is another one than before.
 func (o storeObserver) ServerChanged(server string, change redis.Change) {
 	o.Recorder.ServerChanged(server, string(change))

@@ -155,7 +155,7 @@ func TestStuckLogNeverHoldsARequest(t *testing.T) {
 		r.WatchLog(w)
 		stop := runWriter(t, w)
 
-		r.BreakerChanged("127.0.0.1:6379", "closed", "open") // the writer takes this one and is stuck with it
+		r.BreakerChanged("127.0.0.1:6379", "closed", "open", nil) // the writer takes this one and is stuck with it
 		synctest.Wait()
 		for range 9 {
 			r.Denied(denial("orders", rls.RateLimited)) // would deadlock the bubble if it waited

@@ -40,6 +40,7 @@ type Recorder struct {
 	refusals  sync.Map // check → *sampler: a flood of one kind of bad credential does not hide another
 	policies  policiesCollector
 	top       topDenied
+	outages   outages
 }
 
 var (
@@ -49,7 +50,7 @@ var (
 
 // New registers every metric that needs no source. The series of closed label sets exist from here on with value 0.
 func New(cfg Config) *Recorder {
-	r := &Recorder{metrics: newMetrics(cfg.Registerer), reg: cfg.Registerer, log: cfg.Log}
+	r := &Recorder{metrics: newMetrics(cfg.Registerer), reg: cfg.Registerer, log: cfg.Log, outages: outages{told: make(map[string]bool)}}
 	r.denials = newDenialLog(cfg, r.metrics.denialsSuppressed)
 	r.policies.register(cfg.Registerer)
 	return r
@@ -188,15 +189,57 @@ func (r *Recorder) StoreUnfit(unfit bool) { r.metrics.storeUnfit.Set(oneIf(unfit
 // MemoryOverflowed counts takes of the memory store that shared an overflow bucket.
 func (r *Recorder) MemoryOverflowed(takes int) { r.metrics.memoryOverflow.Add(float64(max(takes, 0))) }
 
-// BreakerChanged counts and logs a transition of the breaker for one server of the store.
-func (r *Recorder) BreakerChanged(server, from, to string) {
+// StoreFailing logs that a server of the store begins to fail, and why, and that it answers again where cause is nil. Of
+// one that comes and goes, or of many, one failure a second is logged, with the number of those that were left out; a
+// recovery is logged exactly if the failure was. cause must be fit for a log.
+func (r *Recorder) StoreFailing(server string, cause error) {
+	r.outages.mu.Lock()
+	defer r.outages.mu.Unlock()
+	ctx := context.Background()
+	if cause == nil {
+		if r.outages.told[server] {
+			delete(r.outages.told, server)
+			r.log.LogAttrs(ctx, slog.LevelInfo, "a server of the store answers again", slog.String("server", server))
+		}
+		return
+	}
+	before, ok := r.outages.sampler.admit(time.Now(), 1)
+	if !ok {
+		return
+	}
+	r.outages.told[server] = true
+	attrs := append([]slog.Attr{slog.String("server", server)}, why(cause)...)
+	if before > 0 {
+		attrs = append(attrs, slog.Int64("suppressed", before))
+	}
+	r.log.LogAttrs(ctx, slog.LevelWarn, "a server of the store fails", attrs...)
+}
+
+// outages are the failures of servers that were logged.
+type outages struct {
+	mu      sync.Mutex // guards everything below
+	sampler sampler
+	told    map[string]bool // by server
+}
+
+// why returns the attributes that say why the store failed.
+func why(cause error) []slog.Attr {
+	return []slog.Attr{slog.String("class", string(rls.ClassOf(cause))), slog.String("error", cause.Error())}
+}
+
+// BreakerChanged counts and logs a transition of the breaker for one server of the store. cause is why the last thing that
+// was sent to it failed, fit for a log; nil: it did not.
+func (r *Recorder) BreakerChanged(server, from, to string, cause error) {
 	r.metrics.transitions.add(to, 1)
 	level := slog.LevelInfo
 	if to == breakerOpen {
 		level = slog.LevelWarn
 	}
-	r.log.LogAttrs(context.Background(), level, "breaker changed",
-		slog.String("server", server), slog.String("from", from), slog.String("to", to))
+	attrs := []slog.Attr{slog.String("server", server), slog.String("from", from), slog.String("to", to)}
+	if to == breakerOpen && cause != nil {
+		attrs = append(attrs, why(cause)...)
+	}
+	r.log.LogAttrs(context.Background(), level, "breaker changed", attrs...)
 }
 
 // label makes a configured text a legal label value: Prometheus panics on invalid UTF-8.

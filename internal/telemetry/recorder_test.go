@@ -1,6 +1,7 @@
 package telemetry_test
 
 import (
+	"errors"
 	"log/slog"
 	"math"
 	"strings"
@@ -240,7 +241,7 @@ func TestMT_02_InvalidUTF8IsNoLabelAndNoPanic(t *testing.T) {
 	r.Late(bad)
 	r.Canceled(bad)
 	r.Repaired(bad)
-	r.BreakerChanged(bad, bad, bad)
+	r.BreakerChanged(bad, bad, bad, errors.New(bad))
 	r.Denied(rls.Denial{EndpointID: bad, Reason: bad, IdentityHash: bad})
 	r.PoliciesLoaded(telemetry.Policies{Hash: bad, Loaded: time.Unix(1, 0), Endpoints: []string{bad}})
 	telemetry.RegisterProcess(reg, telemetry.Build{Version: bad, Revision: bad, Go: bad})
@@ -274,7 +275,7 @@ func TestMT_05_ReloadsAndTransitionsKeepTheMetricsTrue(t *testing.T) {
 		r.PoliciesLoaded(telemetry.Policies{Hash: "h", Loaded: time.UnixMilli(int64(i) * 1500), Endpoints: []string{"orders"}})
 		r.Endpoint("orders").Decision(rls.Allowed, time.Millisecond)
 		for _, next := range []string{"open", "half-open", "closed"} {
-			r.BreakerChanged("127.0.0.1:6379", state, next)
+			r.BreakerChanged("127.0.0.1:6379", state, next, nil)
 			state = next
 			var want strings.Builder
 			for _, s := range []string{"closed", "half-open", "open"} {

@@ -296,6 +296,11 @@ func TestKilledAndRestarted(t *testing.T) {
 		if seen.loads.Load() != 2 || store.BreakerState() != "closed" {
 			t.Errorf("%d script loads, want 2; breaker %s", seen.loads.Load(), store.BreakerState())
 		}
+		for what, want := range map[string]int{"fails: ": 1, "open: ": 1, "answers again": 1} {
+			if got := seen.notedWith(what, "refused", "EOF", "reset", "broken pipe"); got != want {
+				t.Errorf("%d times %q was told with a reason, want %d: %v", got, what, want, seen.notes)
+			}
+		}
 	})
 }
 

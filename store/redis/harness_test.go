@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -196,10 +197,35 @@ func (o *observer) noted(what string) int {
 	return o.notes[what]
 }
 
-func (o *observer) BreakerChanged(_, _, _ string) {}
-func (o *observer) ScriptLoaded()                 { o.loads.Add(1) }
-func (o *observer) QueueFull()                    { o.queueFull.Add(1) }
-func (o *observer) Connections(open int)          { o.connections.Store(int64(open)) }
+// notedWith counts the notes that begin as given and, unless they are only that, hold one of the reasons.
+func (o *observer) notedWith(begin string, reasons ...string) (times int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for note, n := range o.notes {
+		named := slices.ContainsFunc(reasons, func(reason string) bool { return strings.Contains(note, reason) })
+		if strings.HasPrefix(note, begin) && (note == begin || named) {
+			times += n
+		}
+	}
+	return times
+}
+
+func (o *observer) BreakerChanged(_, _, to string, cause error) {
+	if to == "open" {
+		o.note(fmt.Sprint("open: ", cause))
+	}
+}
+
+func (o *observer) Failing(_ string, cause error) {
+	if cause == nil {
+		o.note("answers again")
+	} else {
+		o.note("fails: " + cause.Error())
+	}
+}
+func (o *observer) ScriptLoaded()        { o.loads.Add(1) }
+func (o *observer) QueueFull()           { o.queueFull.Add(1) }
+func (o *observer) Connections(open int) { o.connections.Store(int64(open)) }
 func (o *observer) Undone(ok bool) {
 	if ok {
 		o.undone.Add(1)

@@ -24,6 +24,8 @@ type node struct {
 	stopped chan struct{} // closed when no worker will take from the queue any more
 
 	down     atomic.Bool              // the last thing sent to the server failed
+	failing  atomic.Bool              // as down, of what Observer.Failing was told
+	failure  atomic.Pointer[error]    // why; nil or a nil error: it did not
 	identity atomic.Pointer[identity] // by the last probe
 	limit    batchLimit
 
@@ -55,7 +57,7 @@ func (s *Store) newNode(addr string, lookup func(context.Context) (string, error
 		if s.Breaker.OnChange != nil {
 			s.Breaker.OnChange(from, to)
 		}
-		s.Observer.BreakerChanged(addr, from, to)
+		s.Observer.BreakerChanged(addr, from, to, n.cause())
 	}
 	n.breaker = rls.NewBreaker(breaker)
 	return n

@@ -45,7 +45,7 @@ func (s *Store) Probe(ctx context.Context) error { return s.servers.probe(ctx) }
 
 // probeNode is Probe on one server. key is one that it keeps; empty: its part is left out.
 func (s *Store) probeNode(ctx context.Context, n *node, key string) (err error) {
-	defer func() { n.down.Store(err != nil) }()
+	defer func() { n.heard(err) }()
 	if err := s.probeServer(ctx, n); err != nil || key == "" {
 		return err
 	}

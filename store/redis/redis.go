@@ -98,11 +98,16 @@ type Config struct {
 type Observer interface {
 	// RoundTrip is one pipeline sent and answered, or not: how many groups it carried, and what the breaker was told.
 	RoundTrip(groups int, took time.Duration, ok bool)
-	BreakerChanged(server, from, to string) // a server's breaker, between closed, open and half-open
-	ScriptLoaded()                          // a server did not know the script
-	QueueFull()                             // a call found the queue full and failed
-	Connections(open int)                   // the number of open connections changed
-	ConfigFault(fault *ConfigFault)         // a configuration fault was found while running; nil: it is mended
+	// BreakerChanged is a server's breaker, between closed, open and half-open, and why the last thing that was sent to the
+	// server failed; nil: it did not.
+	BreakerChanged(server, from, to string, cause error)
+	// Failing is a server that begins to fail, and why; nil: it answers again. The error wraps a class of store failure and
+	// is fit for a log.
+	Failing(server string, cause error)
+	ScriptLoaded()                  // a server did not know the script
+	QueueFull()                     // a call found the queue full and failed
+	Connections(open int)           // the number of open connections changed
+	ConfigFault(fault *ConfigFault) // a configuration fault was found while running; nil: it is mended
 	// Processes is how many processes share the store, this one included, whenever that changes. Nobody is told that it
 	// cannot be learnt any more.
 	Processes(n int)
@@ -314,16 +319,17 @@ var (
 // nobody is the Observer that is told nothing.
 type nobody struct{}
 
-func (nobody) RoundTrip(int, time.Duration, bool) {}
-func (nobody) BreakerChanged(_, _, _ string)      {}
-func (nobody) ScriptLoaded()                      {}
-func (nobody) QueueFull()                         {}
-func (nobody) Connections(int)                    {}
-func (nobody) ConfigFault(*ConfigFault)           {}
-func (nobody) Undone(bool)                        {}
-func (nobody) Processes(int)                      {}
-func (nobody) StateLost(Loss)                     {}
-func (nobody) ServerChanged(string, Change)       {}
+func (nobody) RoundTrip(int, time.Duration, bool)     {}
+func (nobody) BreakerChanged(_, _, _ string, _ error) {}
+func (nobody) Failing(string, error)                  {}
+func (nobody) ScriptLoaded()                          {}
+func (nobody) QueueFull()                             {}
+func (nobody) Connections(int)                        {}
+func (nobody) ConfigFault(*ConfigFault)               {}
+func (nobody) Undone(bool)                            {}
+func (nobody) Processes(int)                          {}
+func (nobody) StateLost(Loss)                         {}
+func (nobody) ServerChanged(string, Change)           {}
 
 type silent struct{}
 

@@ -43,8 +43,12 @@ func (n *node) roundTrip(batch []*call) []*call {
 	start := time.Now()
 	ok := n.exchange(batch, start)
 	took := time.Since(start)
-	report(ok)
-	n.down.Store(!ok)
+	if ok {
+		n.heard(nil)
+	} else {
+		n.heard(failed(batch))
+	}
+	report(ok) // after that, so that the breaker can tell why it opens
 	groups := 0
 	for _, c := range batch {
 		groups += len(c.commands)
