@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -46,7 +47,7 @@ type Size struct {
 // fullSize is the size of the figures that are published.
 func fullSize() Size {
 	return Size{
-		Pairs: 5, Spare: 5, Window: 2 * time.Second, WarmUp: time.Second, Callers: 64, Conns: 4, Tenants: 10_000,
+		Pairs: 5, Spare: 5, Window: 1500 * time.Millisecond, WarmUp: time.Second, Callers: 64, Conns: 4, Tenants: 10_000,
 		IdleFor: 10 * time.Second, IdleEndpoints: 100,
 		FullTenants: 1_000_000, FullBuckets: 200_000, TokenCalls: 50_000,
 		ScaleEndpoints: 10_000, ScaleTenants: 1_000_000, OpenFor: 20 * time.Second, OverloadFor: 10 * time.Second,
@@ -164,7 +165,12 @@ func runBench(ctx context.Context, size Size, only *regexp.Regexp, progress io.W
 
 func (b *bench) make(ctx context.Context, m measure, r *Report) error {
 	fmt.Fprintf(b.progress, "%s %s\n", time.Now().Format(time.TimeOnly), m.name)
-	if err := m.run(b, ctx, r); err != nil {
+	err := m.run(b, ctx, r)
+	if errors.Is(err, testserver.ErrMissing) && os.Getenv("CI") != "true" {
+		fmt.Fprintf(b.progress, "%s is not measured: %v\n", m.name, err)
+		return nil
+	}
+	if err != nil {
 		return fmt.Errorf("%s: %w", m.name, err)
 	}
 	return nil

@@ -27,17 +27,25 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// need skips a test that lacks a program.
+func need(t *testing.T, programs ...string) {
+	t.Helper()
+	for _, name := range programs {
+		if _, err := testserver.Find(name); err != nil {
+			testserver.SkipUnlessCI(t, "%v", err)
+		}
+	}
+}
+
 // A short run of every measure on real servers: what is asked is admitted by the store, once for each call, and
 // everything that a figure is made of has been read. How fast it is, is not judged here.
 func TestEveryMeasure(t *testing.T) {
 	t.Parallel()
-	if _, err := testserver.Find("redis-server"); err != nil {
-		testserver.SkipUnlessCI(t, "%v", err)
-	}
+	need(t, "redis-server", "envoy")
 	report, err := runBench(t.Context(), Size{
-		Pairs: 2, Window: 200 * time.Millisecond, WarmUp: 50 * time.Millisecond, Callers: 4, Conns: 2, Tenants: 50,
-		IdleFor: 100 * time.Millisecond, IdleEndpoints: 100, FullTenants: 4000, FullBuckets: 200, TokenCalls: 2000,
-		ScaleEndpoints: 2000, ScaleTenants: 20_000, OpenFor: time.Second, OverloadFor: time.Second,
+		Pairs: 2, Window: 100 * time.Millisecond, WarmUp: 50 * time.Millisecond, Callers: 4, Conns: 2, Tenants: 50,
+		IdleFor: 100 * time.Millisecond, IdleEndpoints: 100, FullTenants: 2000, FullBuckets: 200, TokenCalls: 1000,
+		ScaleEndpoints: 1000, ScaleTenants: 2000, OpenFor: 500 * time.Millisecond, OverloadFor: time.Second,
 		Env: []string{"SENTINEL_REDIS_BUDGET=900ms"}, // a pause on a busy machine is no failure
 	}, regexp.MustCompile(""), t.Output())
 	if err != nil {
@@ -113,6 +121,47 @@ func TestEveryMeasure(t *testing.T) {
 	for _, m := range marks {
 		if !slices.Contains(figures, m.figure) {
 			t.Errorf("no figure %s among %q", m.figure, figures)
+		}
+	}
+}
+
+func TestProfile(t *testing.T) {
+	t.Parallel()
+	need(t, "redis-server")
+	dir := filepath.Join(t.TempDir(), "profile")
+	size := Size{Callers: 4, Conns: 2, Tenants: 50, WarmUp: 50 * time.Millisecond, ProfileFor: time.Second}
+	if err := profile(t.Context(), size, dir, t.Output()); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"cpu.pprof", "allocs.pprof"} {
+		text, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil || !bytes.HasPrefix(text, []byte{0x1f, 0x8b}) {
+			t.Errorf("%s: %d bytes, %v, want a compressed profile", name, len(text), err)
+		}
+	}
+}
+
+// The gate, in short: every figure that has a floor is held to it, whatever comes of it.
+func TestGate(t *testing.T) {
+	t.Parallel()
+	need(t, "redis-server", "envoy")
+	size := Size{
+		Pairs: 1, Window: 100 * time.Millisecond, WarmUp: 50 * time.Millisecond, Callers: 4, Conns: 2, Tenants: 50, Quick: true,
+		Env: []string{"SENTINEL_REDIS_BUDGET=900ms"},
+	}
+	report, err := runGate(t.Context(), size, t.Output())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range marks {
+		i := slices.IndexFunc(report.Figures, func(f Figure) bool { return f.Name == m.figure })
+		switch {
+		case m.floor == 0 && i >= 0:
+			t.Errorf("%s has no floor and is held", m.figure)
+		case m.floor > 0 && i < 0:
+			t.Errorf("%s is not held", m.figure)
+		case m.floor > 0 && (*report.Figures[i].Reach != m.floor || report.Figures[i].Verdict == goalMissed):
+			t.Errorf("%+v, want it held to %v", report.Figures[i], m.floor)
 		}
 	}
 }

@@ -159,8 +159,9 @@ func (row *Row) figures() []Figure {
 	all := figures(row.Name, values, verdict, why)
 	for i := range all {
 		// More than the mark is the server's doing only where it is more than a server differs from itself.
-		if r := all[i].Reach; row.Noise != nil && r != nil && row.Noise.Max > *r {
-			all[i].Reach = &row.Noise.Max
+		if r := all[i].Reach; row.Noise != nil && r != nil {
+			widest := max(*r, row.Noise.Max, 1/max(0.1, row.Noise.Min))
+			all[i].Reach = &widest
 			all[i].judge(verdict, why)
 		}
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -121,9 +122,7 @@ func (f *Full) settle(from int) {
 }
 
 func median(bytes []int64) int64 {
-	values := make([]float64, len(bytes))
-	for i, b := range bytes {
-		values[i] = float64(b)
-	}
-	return int64(spreadOf(values).Median)
+	sorted := slices.Sorted(slices.Values(bytes))
+	n := len(sorted)
+	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"slices"
+	"strconv"
 )
 
 // Row is what one server answers in a closed loop, beside another one.
@@ -51,7 +52,7 @@ type StoreIO struct {
 	Commands Spread `json:"commands"` // the scripts and the commands in them
 }
 
-// Spread is the median of some windows, with the least and the most.
+// Spread is the median of some windows, with the least and the most, to five digits.
 type Spread struct {
 	Median float64 `json:"median"`
 	Min    float64 `json:"min"`
@@ -64,7 +65,12 @@ func spreadOf(values []float64) Spread {
 	}
 	sorted := slices.Sorted(slices.Values(values))
 	n := len(sorted)
-	return Spread{(sorted[(n-1)/2] + sorted[n/2]) / 2, sorted[0], sorted[n-1]}
+	return Spread{rounded((sorted[(n-1)/2] + sorted[n/2]) / 2), rounded(sorted[0]), rounded(sorted[n-1])}
+}
+
+func rounded(v float64) float64 {
+	r, _ := strconv.ParseFloat(strconv.FormatFloat(v, 'g', 5, 64), 64) // what was just written is a number
+	return r
 }
 
 // spread is the spread of one value over windows.
