@@ -26,6 +26,7 @@ type node struct {
 	down     atomic.Bool              // the last thing sent to the server failed
 	failing  atomic.Bool              // as down, of what Observer.Failing was told
 	failure  atomic.Pointer[error]    // why; nil or a nil error: it did not
+	underWay atomic.Int32             // round trips
 	identity atomic.Pointer[identity] // by the last probe
 	limit    batchLimit
 
@@ -94,8 +95,11 @@ func (n *node) submit(ctx context.Context, c *call) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("%w: %w: %w", rls.ErrTimeout, ErrNotSent, err)
 	}
-	if !n.breaker.Ready() {
+	switch {
+	case !n.breaker.Ready():
 		return errOpen
+	case n.suspect():
+		return errSuspect
 	}
 	select {
 	case n.queue <- c:
@@ -105,6 +109,11 @@ func (n *node) submit(ctx context.Context, c *call) error {
 		return errQueueFull
 	}
 }
+
+// suspect reports that the server failed the last time and that every worker is asking it again. Who would have to wait for
+// them is better served at once: a server that stopped answering would hold all callers for as long as they can wait, until
+// the breaker opens.
+func (n *node) suspect() bool { return n.down.Load() && int(n.underWay.Load()) >= n.Workers }
 
 // await returns once c, which is in the queue, is done or its context is.
 func (n *node) await(ctx context.Context, c *call) error {

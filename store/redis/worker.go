@@ -41,7 +41,9 @@ func (n *node) roundTrip(batch []*call) []*call {
 		batch = n.drain(batch)
 	}
 	start := time.Now()
+	n.underWay.Add(1)
 	ok := n.exchange(batch, start)
+	n.underWay.Add(-1)
 	took := time.Since(start)
 	if ok {
 		n.heard(nil)
