@@ -629,6 +629,7 @@ func TestAnswersOfAnotherServer(t *testing.T) {
 		"answers one and closes":            {good, [2]error{nil, rls.ErrUnavailable}, false},
 		"answers half and closes":           {good + good[:10], [2]error{nil, rls.ErrUnavailable}, false},
 		"RF-13 answers half a string":       {good + "$23\r\n1796050784 90", [2]error{nil, rls.ErrUnavailable}, false},
+		"answers half an array":             {good + "*2\r\n:1\r\n", [2]error{nil, rls.ErrUnavailable}, false},
 		"answers with an empty string":      {good + "$0\r\n\r\n", [2]error{nil, rls.ErrStore}, true},
 		"answers without a status":          {good + "+1796050784 906104\r\n", [2]error{nil, rls.ErrStore}, true},
 		"answers with a number":             {good + ":1\r\n", [2]error{nil, rls.ErrStore}, true},

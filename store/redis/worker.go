@@ -122,13 +122,26 @@ func (n *node) pipeline(ctx context.Context, cmds []*redis.Cmd) {
 	_, err := pipe.Exec(ctx)
 	for _, cmd := range cmds {
 		switch value := cmd.Val(); {
-		case value == "": // as is: a string of which only a part came is empty, and has the error
-		case value != nil: // answered, also where the library blames it for a connection that broke afterwards
+		case whole(value): // answered, also where the library blames it for a connection that broke afterwards
 			cmd.SetErr(nil)
-		case cmd.Err() == nil: // the server refused the login, which the library blames on no command
+		case value == nil && cmd.Err() == nil: // the server refused the login, which the library blames on no command
 			cmd.SetErr(err)
 		}
 	}
+}
+
+// whole reports whether a reply came to its end. Of one that was cut off, the library keeps an empty value of its type,
+// beside the error.
+func whole(value any) bool {
+	switch value := value.(type) {
+	case nil:
+		return false
+	case string:
+		return value != ""
+	case []any:
+		return value != nil
+	}
+	return true
 }
 
 // deadline is when a round trip that starts now is given up: when its last caller is gone, but within the budget, and not

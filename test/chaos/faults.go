@@ -59,7 +59,7 @@ var drills = []drill{
 		lasts:   2 * time.Second,
 	}},
 	{"busy", "Redis answers BUSY: somebody's script does not end", "RF-08", fault{
-		class: unavailable,
+		class: anyClass, // as with LOADING
 		args:  []string{"--lua-time-limit", "10"},
 		during: func(ctx context.Context, c *scene) error {
 			hung := c.store.Client()
