@@ -49,7 +49,7 @@ func TestKeysAreThoseOfTheContract(t *testing.T) {
 		{"user", tenantLimits("{scope: user, " + bucketLimit + "}"), "", everyone, "sentinel:v3:{" + acme + "}:" + acmeAnn + ":a:1"},
 		{"user, named", tenantLimits("{name: u, scope: user, " + bucketLimit + "}"), "", everyone, "sentinel:v3:{" + acme + "}:" + acmeAnn + ":a:1:u"},
 		{"client_ip", tenantLimits("{scope: client_ip, " + bucketLimit + "}"), "", everyone, "sentinel:v2:{" + address + "}:a:1"},
-		{"cookie", anonymousLimits("{scope: cookie, " + bucketLimit + "}"), "", everyone, "sentinel:v2:{" + cookieAB + "}:a:1"},
+		{"cookie", anonymousLimits("{scope: cookie, " + bucketLimit + "}, {name: ip, scope: client_ip, " + bucketLimit + "}"), "", everyone, "sentinel:v2:{" + cookieAB + "}:a:1"},
 		{"global", tenantLimits("{scope: global, " + bucketLimit + "}"), "", everyone, "sentinel:v2:{" + global + "}:a:1"},
 		{"version", strings.Replace(tenantLimits("{"+bucketLimit+"}"), "policy_version: 1", "policy_version: 41", 1), "", everyone, "sentinel:v1:{" + acme + "}:a:41"},
 
@@ -66,7 +66,7 @@ func TestKeysAreThoseOfTheContract(t *testing.T) {
 			}
 		})
 	}
-	if key, ok := keyOf(t, anonymousLimits("{scope: cookie, "+bucketLimit+"}"), "", descriptors.Subject{ClientIP: "1.2.3.4"}); ok {
+	if key, ok := keyOf(t, anonymousLimits("{scope: cookie, "+bucketLimit+"}, {name: ip, scope: client_ip, "+bucketLimit+"}"), "", descriptors.Subject{ClientIP: "1.2.3.4"}); ok {
 		t.Errorf("a cookie limit without cookie has the key %q, want none", key)
 	}
 }
@@ -117,7 +117,7 @@ func TestSEC_03_KeysHoldWholeHashesOfUnambiguousText(t *testing.T) {
 	}
 	for scope, policy := range scopes {
 		s := descriptors.Subject{Tenant: "secret-tenant", User: "secret-user", ClientIP: "secret-ip", Cookie: "secret-cookie"}
-		key, _ := keyOf(t, policy("{scope: "+scope+", "+bucketLimit+"}"), "", s)
+		key, _ := keyOf(t, policy("{scope: "+scope+", "+bucketLimit+"}, {name: ip, scope: client_ip, "+bucketLimit+"}"), "", s)
 		if !whole.MatchString(key) || strings.Contains(key, "secret") {
 			t.Errorf("scope %s: key %q, want whole hashes only", scope, key)
 		}
@@ -167,7 +167,7 @@ func bucketOf(t *testing.T, scope uint8, tenant, who, endpoint, name, domain str
 	case "global":
 		id.identity = domain
 	}
-	text := fmt.Sprintf("domain: %q\nendpoints: {%q: {policy_version: %d, identity: %s, fail_mode: fail_closed, limits: [{scope: %s, %s, %s}]}}",
+	text := fmt.Sprintf("domain: %q\nendpoints: {%q: {policy_version: %d, identity: %s, fail_mode: fail_closed, limits: [{scope: %s, %s, %s}, {name: beside, scope: global, algorithm: token_bucket, capacity: 1, refill: 0}]}}",
 		domain, endpoint, version, mode, id.scope, nameField(name), bucketLimit)
 	set, err := descriptors.Parse([]descriptors.File{file("f.yaml", text)}, descriptors.Options{})
 	if err != nil {

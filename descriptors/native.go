@@ -280,6 +280,11 @@ func (s *source) limits(v value, d draft) (Verdict, []Limit) {
 			limits = append(limits, l)
 		}
 	}
+	if d.identityKnown && d.Identity == Anonymous && len(limits) == len(items) && len(items) > 0 &&
+		!slices.ContainsFunc(limits, func(l Limit) bool { return l.Scope != ScopeCookie }) {
+		s.report(v.Line, v.at, "only limits with scope cookie: a caller without a cookie meets none of them",
+			"add a limit with scope: client_ip")
+	}
 	return Limited, limits
 }
 

@@ -293,7 +293,8 @@ func TestParseRefuses(t *testing.T) {
 		{"user of an anonymous caller", anonymousLimits("{scope: user, " + windowLimit + "}"), "endpoints.a.limits[0].scope", "scope user with identity: anonymous", "cookie, client_ip, global"},
 		{"anonymous without scope", anonymousLimits("{" + windowLimit + "}"), "endpoints.a.limits[0].scope", "missing with identity: anonymous", "cookie, client_ip, global"},
 		{"scope unknown", tenantLimits("{scope: ip, " + windowLimit + "}"), "endpoints.a.limits[0].scope", `unknown word "ip"`, "use one of: tenant, user, client_ip, cookie, global"},
-		{"rate 0 by cookie", anonymousLimits("{scope: cookie, algorithm: token_bucket, capacity: 1, refill: 0}"), "endpoints.a.limits[0].refill", "refill 0 with scope cookie", "a stranger can mint"},
+		{"cookies alone", anonymousLimits("{scope: cookie, " + bucketLimit + "}, {name: b, scope: cookie, " + windowLimit + "}"), "endpoints.a.limits", "a caller without a cookie meets none", "scope: client_ip"},
+		{"rate 0 by cookie", anonymousLimits("{scope: cookie, algorithm: token_bucket, capacity: 1, refill: 0}, {name: ip, scope: client_ip, " + bucketLimit + "}"), "endpoints.a.limits[0].refill", "refill 0 with scope cookie", "a stranger can mint"},
 		{"rate 0 by address", tenantLimits("{scope: client_ip, algorithm: token_bucket, capacity: 1, refill: 0}"), "endpoints.a.limits[0].refill", "refill 0 with scope client_ip", "a stranger can mint"},
 
 		// Costs.

@@ -169,10 +169,15 @@ func drawLimits(t *rapid.T, scopes []string) string {
 	if word := rapid.SampledFrom([]string{"", "", "", "unlimited", "blocked"}).Draw(t, "word"); word != "" {
 		return word
 	}
+	all := scopes
+	scopes = slices.DeleteFunc(slices.Clone(scopes), func(s string) bool { return s == "cookie" })
 	names := append([]string{""}, rapid.SliceOfNDistinct(drawName, 0, 3, rapid.ID).Draw(t, "names")...)
 	after := rapid.Bool().Draw(t, "after")
 	limits := make([]string, len(names))
 	for i, name := range names {
+		if i > 0 { // the first is not of a cookie: these may not stand alone
+			scopes = all
+		}
 		limits[i] = drawLimit(t, name, rapid.SampledFrom(scopes).Draw(t, "scope"), after)
 	}
 	return "[" + strings.Join(limits, ", ") + "]"

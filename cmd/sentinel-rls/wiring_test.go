@@ -96,7 +96,7 @@ func loadEverySetting(t *testing.T) (settings, string) {
 		"sentinel.yaml": everySetting, "secret": longSecret, "cookie-secret": cookieSecret,
 		"public.pem": publicKey, "jwks.json": `{"keys":[]}`, "password": "hunter22", "token": "correct-horse-battery", "policies/shop.yaml": shopPolicies,
 		"policies/login.yaml": strings.NewReplacer("orders:", "login:", "policy_version: 1", "policy_version: 1\n    identity: anonymous",
-			"scope: tenant, algorithm: token_bucket, capacity: 10, refill: 0", "scope: cookie, algorithm: sliding_window, limit: 10, window: 1m").Replace(shopPolicies),
+			"scope: tenant, algorithm: token_bucket, capacity: 10, refill: 0", "scope: client_ip, algorithm: sliding_window, limit: 10, window: 1m").Replace(shopPolicies),
 	})
 	s, err := load(filepath.Join(dir, "sentinel.yaml"), nil, nil)
 	if err != nil {
