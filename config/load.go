@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -90,7 +91,8 @@ func (l *loader) readFile(file string) {
 	o := origin{source: file, dir: filepath.Dir(file)}
 	data, err := readBounded(file, maxFileBytes)
 	if err != nil {
-		l.fail(o, "", err.Error(), "")
+		text, hint := unreadable(file, err)
+		l.fail(o, "", strings.TrimPrefix(text, file+": "), hint) // the place says which
 		return
 	}
 	l.readDocument(data, o)
@@ -141,7 +143,7 @@ func (l *loader) failYAML(o origin, path string, err error) {
 		text = e.Message
 		o = o.on(e.Mark.Line)
 	}
-	l.fail(o, path, "is not YAML: "+text, "")
+	l.fail(o, path, "is not YAML: "+text, "look for indentation, a bracket or a quote, here or in the lines above")
 }
 
 // illegibleAt returns the first line that is not plain text, and what is wrong with it; 0 when all is well.
@@ -190,7 +192,8 @@ func (l *loader) readSecrets() {
 		if k.PublicKeyFile != "" {
 			var err error
 			if k.PublicKey, err = readBounded(k.PublicKeyFile, maxSecretBytes); err != nil {
-				l.reject(k.path+".public_key_file", err.Error(), "")
+				text, hint := unreadable(k.PublicKeyFile, err)
+				l.reject(k.path+".public_key_file", text, hint)
 			}
 		}
 	}
@@ -208,7 +211,8 @@ func (l *loader) secret(path, file string) Secret {
 	}
 	data, err := readBounded(file, maxSecretBytes)
 	if err != nil {
-		l.reject(path, err.Error(), "")
+		text, hint := unreadable(file, err)
+		l.reject(path, text, hint)
 		return Secret{}
 	}
 	text := strings.TrimSuffix(strings.TrimSuffix(string(data), "\n"), "\r")
@@ -216,6 +220,23 @@ func (l *loader) secret(path, file string) Secret {
 		l.reject(path, file+" is empty", "write the secret into it")
 	}
 	return NewSecret(text)
+}
+
+var errIrregular = errors.New("not a regular file")
+
+// unreadable says that a file cannot be read, and how to mend it.
+func unreadable(file string, err error) (text, hint string) {
+	if e, ok := errors.AsType[*fs.PathError](err); ok {
+		err = e.Err // without the file's name and the system call
+	}
+	hint = "name another file"
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		hint = "name a file that is there"
+	case errors.Is(err, fs.ErrPermission):
+		hint = "let the user that this runs as read it"
+	}
+	return file + ": " + err.Error(), hint
 }
 
 // readBounded returns a regular file's content, refusing more than limit bytes. Anything else under that name, a pipe
@@ -226,7 +247,7 @@ func readBounded(file string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is not a regular file", file)
+		return nil, errIrregular
 	}
 	f, err := os.Open(file)
 	if err != nil {
@@ -238,7 +259,7 @@ func readBounded(file string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	if int64(len(data)) > limit {
-		return nil, fmt.Errorf("%s has more than %d bytes", file, limit)
+		return nil, fmt.Errorf("more than %d bytes", limit)
 	}
 	return data, nil
 }

@@ -226,7 +226,7 @@ func TestProblems(t *testing.T) {
 		{"CFG-01 a key twice", "grpc:\n  address: :1\n  address: :2\n", "FILE:3: grpc.address: is set twice, first in line 2 (keep one)"},
 		{"CFG-01 a section twice", "log: {level: info}\nguard: {}\nlog: {level: debug}\n", "FILE:3: log: is set twice, first in line 1 (keep one)"},
 		{"CFG-01 in JSON", `{"breaker": {"failures": 10, "failures": 1000}}`, "FILE:1: breaker.failures: is set twice, first in line 1 (keep one)"},
-		{"CFG-01 in a list", "jwt:\n  keys:\n  - alg: HS256\n    alg: HS512\n    secret_file: /dev/null\n", "FILE:4: jwt.keys[0].alg: is set twice, first in line 3 (keep one)\nFILE:5: jwt.keys[0].secret_file: /dev/null is not a regular file"},
+		{"CFG-01 in a list", "jwt:\n  keys:\n  - alg: HS256\n    alg: HS512\n    secret_file: /dev/null\n", "FILE:4: jwt.keys[0].alg: is set twice, first in line 3 (keep one)\nFILE:5: jwt.keys[0].secret_file: /dev/null: not a regular file (name another file)"},
 		{"CFG-05 blank", "breaker:\n  failures:\n", "FILE:2: breaker.failures: has no value (give one, or remove the key to get the default)"},
 		{"CFG-05 tilde", "breaker: {failures: ~}\n", "FILE:1: breaker.failures: has no value (give one, or remove the key to get the default)"},
 		{"CFG-05 null", `{"breaker": {"failures": null}}`, "FILE:1: breaker.failures: has no value (give one, or remove the key to get the default)"},
@@ -235,8 +235,8 @@ func TestProblems(t *testing.T) {
 		{"CFG-07 a second document", "log: {level: info}\n---\nlog: {level: debug}\n", "FILE:2: a second document starts here (keep one document: remove the line --- or ...)"},
 		{"CFG-07 a second document and another problem", "log: {level: loud}\n---\nlog: {level: debug}\n", "FILE:2: a second document starts here (keep one document: remove the line --- or ...)\nFILE:1: log.level: must be one of debug, info, warn, error, not \"loud\""},
 		{"CFG-07 an empty second document", "log: {level: info}\n---\n", "FILE:2: a second document starts here (keep one document: remove the line --- or ...)"},
-		{"CFG-07 garbage after the end", "log: {level: info}\n...\ngarbage: [\n", "FILE:4: is not YAML: did not find expected node content"},
-		{"CFG-07 a second JSON object", `{"log": {}} {"log": {}}`, "FILE:1: is not YAML: did not find expected <document start>"},
+		{"CFG-07 garbage after the end", "log: {level: info}\n...\ngarbage: [\n", "FILE:4: is not YAML: did not find expected node content (look for indentation, a bracket or a quote, here or in the lines above)"},
+		{"CFG-07 a second JSON object", `{"log": {}} {"log": {}}`, "FILE:1: is not YAML: did not find expected <document start> (look for indentation, a bracket or a quote, here or in the lines above)"},
 		{"CFG-04 octal", "breaker: {failures: 010}\n", `FILE:1: breaker.failures: must be a whole number in decimal digits, not "010"`},
 		{"CFG-04 hexadecimal", "breaker: {failures: 0x10}\n", `FILE:1: breaker.failures: must be a whole number in decimal digits, not "0x10"`},
 		{"CFG-04 underscores", "breaker: {failures: 1_0}\n", `FILE:1: breaker.failures: must be a whole number in decimal digits, not "1_0"`},
@@ -262,7 +262,7 @@ func TestProblems(t *testing.T) {
 		{"a list for text", "jwt: {audience: [a]}\n", "FILE:1: jwt.audience: must be text, not a list"},
 		{"text for the file", "hello\n", "FILE:1: must be a mapping of settings, not text"},
 		{"CFG-09 a space that is none", "log:\u00a0{}\n", "FILE:1: must be a mapping of settings, not text"},
-		{"CFG-09 a tab", "log:\n\tlevel: info\n", "FILE:2: is not YAML: found character that cannot start any token"},
+		{"CFG-09 a tab", "log:\n\tlevel: info\n", "FILE:2: is not YAML: found character that cannot start any token (look for indentation, a bracket or a quote, here or in the lines above)"},
 		{"CFG-09 a control character", "log:\n  level: \"a\x01b\"\n", "FILE:2: holds the control character U+0001 (write plain UTF-8 text)"},
 		{"CFG-09 a control character as an escape", "jwt: {issuer: \"a\\x01b\"}\n", "FILE:1: jwt.issuer: must be UTF-8 text without control characters"},
 		{"CFG-09 UTF-16", "\xff\xfel\x00", "FILE:1: is not UTF-8 text (write plain UTF-8 text)"},
@@ -274,9 +274,9 @@ func TestProblems(t *testing.T) {
 		{"a structured key", "? [a]\n: b\n", "FILE:1: has a key that is not plain text (aliases, merge keys and structured keys are not supported)"},
 		{"an empty file", "", "FILE: is empty (write {} for a configuration of defaults only)"},
 		{"only comments", "# nothing\n", "FILE: is empty (write {} for a configuration of defaults only)"},
-		{"broken YAML", "log: [\n", "FILE:2: is not YAML: did not find expected node content"},
-		{"too deep", strings.Repeat("[", 20000), "FILE:1: is not YAML: exceeded max depth of 10000"},
-		{"a megabyte", strings.Repeat("# comment\n", 1<<17), "FILE has more than 1048576 bytes"},
+		{"broken YAML", "log: [\n", "FILE:2: is not YAML: did not find expected node content (look for indentation, a bracket or a quote, here or in the lines above)"},
+		{"too deep", strings.Repeat("[", 20000), "FILE:1: is not YAML: exceeded max depth of 10000 (look for indentation, a bracket or a quote, here or in the lines above)"},
+		{"a megabyte", strings.Repeat("# comment\n", 1<<17), "FILE: more than 1048576 bytes (name another file)"},
 		{"not one of", "log: {level: verbose}\n", `FILE:1: log.level: must be one of debug, info, warn, error, not "verbose"`},
 		{"nearly one of", "unknown_endpoint: overlimit\n", `FILE:1: unknown_endpoint: must be one of over_limit, ok, not "overlimit" (did you mean over_limit?)`},
 	} {
@@ -459,7 +459,7 @@ guard: {reserve: 1h}
 		`environment SENTINEL_LOG_LEVEL: log.level: must be one of debug, info, warn, error, not "loud"`,
 		`environment SENTINEL_REDIS_BUDGET: redis.budget: must be a time with its unit, not "" (as 20ms, 30s or 1h30m)`,
 		"environment SENTINEL_JWT_KEYS: jwt.keys: must be a YAML list (as [{alg: HS256, secret_file: /run/secrets/hs256}])",
-		"environment SENTINEL_POLICIES: policies: is not YAML: did not find expected ',' or ']'",
+		"environment SENTINEL_POLICIES: policies: is not YAML: did not find expected ',' or ']' (look for indentation, a bracket or a quote, here or in the lines above)",
 		"flag --grpc: grpc.address: takes one value (give the flag once)",
 		"FILE:1: grpc.max_recv_bytes: must be 1024 to 67108864, not 1",
 		`flag --admin: admin.address: must be HOST:PORT, not "x" (as :8081 or 127.0.0.1:9091)`,
@@ -520,8 +520,8 @@ func TestBadFiles(t *testing.T) {
 	dir := t.TempDir()
 	for _, tt := range []struct{ name, file, want string }{
 		{"missing", filepath.Join(dir, "none.yaml"), "no such file or directory"},
-		{"a directory", dir, "is not a regular file"},
-		{"a device", os.DevNull, "is not a regular file"},
+		{"a directory", dir, "not a regular file (name another file)"},
+		{"a device", os.DevNull, "not a regular file (name another file)"},
 	} {
 		if _, _, err := Load(tt.file, nil); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: got %v, want %q", tt.name, err, tt.want)

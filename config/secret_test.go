@@ -80,9 +80,9 @@ func TestSecretFiles(t *testing.T) {
 	for _, tt := range []struct{ name, file, want string }{
 		{"JWT-23 empty", key("empty"), "jwt.keys[0].secret_file: DIR/empty is empty (write the secret into it)"},
 		{"JWT-23 31 bytes", key("short"), "jwt.keys[0].secret_file: holds 31 bytes, fewer than 32 (as from: openssl rand -hex 32)"},
-		{"missing", key("none"), "jwt.keys[0].secret_file: stat DIR/none: no such file or directory"},
-		{"too long", key("long"), "jwt.keys[0].secret_file: DIR/long has more than 65536 bytes"},
-		{"a directory", key("."), "jwt.keys[0].secret_file: DIR/. is not a regular file"},
+		{"missing", key("none"), "jwt.keys[0].secret_file: DIR/none: no such file or directory (name a file that is there)"},
+		{"too long", key("long"), "jwt.keys[0].secret_file: DIR/long: more than 65536 bytes (name another file)"},
+		{"a directory", key("."), "jwt.keys[0].secret_file: DIR/.: not a regular file (name another file)"},
 		{"a public key", key("pem"), "jwt.keys[0].secret_file: holds a PEM block, which is no HMAC secret (whoever has that public key could sign tokens)"},
 		{"a token of several words", "admin: {token_file: words}", "admin.token_file: holds more than one word of printable ASCII (as from: openssl rand -hex 16)"},
 		{"a token of other characters", "admin: {token_file: latin1}", "admin.token_file: holds more than one word of printable ASCII (as from: openssl rand -hex 16)"},

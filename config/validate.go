@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -187,6 +188,8 @@ func (l *loader) redisURL(text string) {
 	l.check(u.User == nil, path, "holds a user", "name it in redis.username")
 	tail := strings.TrimPrefix(u.Path, "/")
 	l.check(u.Scheme == "unix" || u.Hostname() != "", path, "names no host", redisURLHint)
+	port, err := strconv.ParseUint(cmp.Or(u.Port(), "6379"), 10, 16)
+	l.check(err == nil && port > 0, path, "names a port that is none", "ports are 1 to 65535")
 	switch u.Scheme {
 	case "redis", "rediss":
 		l.check(!more, path, "names several hosts", "begin it with redis+sentinel:// or redis+cluster://")

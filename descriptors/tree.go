@@ -114,7 +114,7 @@ func (s *source) reportYAML(err error) {
 	if len(problem) > 200 {
 		problem = strings.ToValidUTF8(problem[:200], "") + "..."
 	}
-	s.report(line, nil, "not YAML: "+problem, "")
+	s.report(line, nil, "not YAML: "+problem, "look for indentation, a bracket or a quote, here or in the lines above")
 }
 
 // checkTree reports what a native file may not hold anywhere: anchors, aliases, merge keys, tags, keys that are not

@@ -133,7 +133,7 @@ func assembleCompat(s compat.Settings, env *environment) (*compatProgram, error)
 	sc.Engine = &countingEngine{engine, p.stats, &p.live.set}
 	if s.ServerTLS.On {
 		if sc.TLS, err = s.ServerTLS.Server(); err != nil {
-			return nil, invalidError{fmt.Errorf("GRPC_SERVER_TLS_CERT, GRPC_SERVER_TLS_KEY, GRPC_CLIENT_TLS_CACERT: %w", err)}
+			return nil, invalidError{fmt.Errorf("GRPC_SERVER_TLS_CERT, GRPC_SERVER_TLS_KEY, GRPC_CLIENT_TLS_CACERT: %w (%s)", err, mendTLS)}
 		}
 	}
 	if p.grpc, err = envoy.NewServer(sc); err != nil {
@@ -173,7 +173,7 @@ func (p *compatProgram) assembleSources(registry *prometheus.Registry, recorder 
 	var mapper *compat.Mapper
 	if s.Stats.MapperFile != "" {
 		if mapper, err = compat.ReadMapper(s.Stats.MapperFile); err != nil {
-			return invalidError{fmt.Errorf("PROMETHEUS_MAPPER_YAML: %w", err)}
+			return invalidError{fmt.Errorf("PROMETHEUS_MAPPER_YAML: %w (name a file in the format of prometheus/statsd_exporter, or unset it)", err)}
 		}
 	}
 	theirs := prometheus.NewRegistry()
@@ -208,7 +208,7 @@ func newXDSSource(s compat.Settings, live *livePolicies, log *slog.Logger) (*xds
 			return nil, err
 		}
 		if cfg.TLS, err = s.XDS.TLS.Client(host); err != nil {
-			return nil, fmt.Errorf("CONFIG_GRPC_XDS_CLIENT_TLS_CERT, CONFIG_GRPC_XDS_CLIENT_TLS_KEY, CONFIG_GRPC_XDS_SERVER_TLS_CACERT: %w", err)
+			return nil, fmt.Errorf("CONFIG_GRPC_XDS_CLIENT_TLS_CERT, CONFIG_GRPC_XDS_CLIENT_TLS_KEY, CONFIG_GRPC_XDS_SERVER_TLS_CACERT: %w (%s)", err, mendTLS)
 		}
 	}
 	return xds.New(cfg)
@@ -360,6 +360,9 @@ func (p *compatProgram) listen(ctx context.Context) (ports compatPorts, err erro
 	return ports, err
 }
 
+// mendTLS says how to mend certificates that cannot be used.
+const mendTLS = "name files in PEM that this process may read; the key is the certificate's own"
+
 // removeSocket removes the socket of a process that is gone. One that someone listens on is left alone.
 func removeSocket(ctx context.Context, path string) error {
 	info, err := os.Lstat(path)
@@ -367,15 +370,15 @@ func removeSocket(ctx context.Context, path string) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("GRPC_UDS: %w", err)
+		return fmt.Errorf("GRPC_UDS: %w (name a path in a directory that this process may write)", err)
 	}
 	if info.Mode().Type() != fs.ModeSocket {
-		return fmt.Errorf("GRPC_UDS: %s is there and no socket", path)
+		return fmt.Errorf("GRPC_UDS: %s is there and no socket (remove it, or name another path)", path)
 	}
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
 	if err == nil {
 		_ = conn.Close()
-		return fmt.Errorf("GRPC_UDS: another process listens on %s", path)
+		return fmt.Errorf("GRPC_UDS: another process listens on %s (end it, or name another path)", path)
 	}
 	return os.Remove(path)
 }

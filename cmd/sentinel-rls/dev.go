@@ -50,7 +50,7 @@ func (c *tokenCommand) Run(env *environment) error {
 	}
 	issuer, key, ok := signingKey(cfg)
 	if !ok {
-		return invalidError{fmt.Errorf("%s: no key of HS256, HS384 or HS512: other keys here can verify and not sign", c.Config)}
+		return invalidError{fmt.Errorf("%s: no key of HS256, HS384 or HS512: other keys here can verify and not sign (add {alg: HS256, secret_file: …} to jwt.keys)", c.Config)}
 	}
 	claims, err := c.claims(issuer)
 	if err != nil {

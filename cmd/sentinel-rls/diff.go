@@ -62,7 +62,7 @@ func (a *allowance) add(what string) error {
 	case name == "removed" && !measured:
 		a.removed = true
 	default:
-		return fmt.Errorf("--allow: %q is none of loosen, tighten, added, removed, all", name)
+		return fmt.Errorf("--allow: %q is unknown; expected loosen, tighten, all, added or removed", name)
 	}
 	return nil
 }

@@ -244,7 +244,7 @@ func (q *question) identify(c caller, stdin io.Reader) error {
 	if c.Address != "" {
 		key, ok := q.verifier.Address(c.Address)
 		if !ok {
-			return usageError{fmt.Errorf("--address: %q is no address", c.Address)}
+			return usageError{fmt.Errorf("--address: %q is no address, as 203.0.113.7 or 2001:db8::7", c.Address)}
 		}
 		q.who.Address = key
 	}
@@ -273,7 +273,7 @@ func (q *question) locate(c *explainCommand) error {
 	if c.Peer != "" {
 		var err error
 		if credentials.Peer, err = netip.ParseAddr(c.Peer); err != nil {
-			return usageError{fmt.Errorf("--peer: %q is no address", c.Peer)}
+			return usageError{fmt.Errorf("--peer: %q is no address, as 203.0.113.7 or 2001:db8::7", c.Peer)}
 		}
 	}
 	for _, h := range c.Header {

@@ -43,7 +43,7 @@ func (c *healthcheckCommand) Run(env *environment) error {
 	defer cancel()
 	answer, err := askHealth(ctx, target, c.Service)
 	if err != nil {
-		return fmt.Errorf("%s: %s", target, status.Convert(err).Message())
+		return fmt.Errorf("%s: %s (is sentinel-rls running there? --grpc names another address)", target, status.Convert(err).Message())
 	}
 	if answer != healthv1.HealthCheckResponse_SERVING {
 		return fmt.Errorf("%s: %s", target, answer)

@@ -122,7 +122,7 @@ func readSecret(stdin io.Reader, name string) (string, error) {
 	if name != "-" {
 		f, err := os.Open(name)
 		if err != nil {
-			return "", invalidError{err}
+			return "", invalidError{fmt.Errorf("%w (name a file that this user may read, or - for standard input)", err)}
 		}
 		defer f.Close()
 		in = f

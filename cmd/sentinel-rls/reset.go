@@ -85,11 +85,23 @@ type resetTarget struct {
 	keys   []string
 }
 
+// endpointHint names the endpoint that was probably meant, or says where all are named.
+func endpointHint(endpoint string, set *descriptors.Set) string {
+	var known []string
+	for _, p := range set.Policies() {
+		known = append(known, p.Endpoint)
+	}
+	if near := config.Nearest(endpoint, known); near != "" {
+		return "did you mean " + near + "?"
+	}
+	return "the files under policies name them"
+}
+
 // target returns the buckets that the flags name. Those that others share are none of one caller's.
 func (c *resetCommand) target(env *environment, cfg config.Config, set *descriptors.Set) (resetTarget, error) {
 	policy, ok := set.Endpoint(c.Endpoint)
 	if !ok {
-		return resetTarget{}, usageError{fmt.Errorf("--endpoint: no policy has the endpoint %q", c.Endpoint)}
+		return resetTarget{}, usageError{fmt.Errorf("--endpoint: no policy has the endpoint %q; %s", c.Endpoint, endpointHint(c.Endpoint, set))}
 	}
 	who, scope, err := c.who(env, cfg)
 	if err != nil {
@@ -130,7 +142,7 @@ func (c *resetCommand) who(env *environment, cfg config.Config) (who descriptors
 	if c.Address != "" {
 		key, ok := verifier.Address(c.Address)
 		if !ok {
-			return who, 0, usageError{fmt.Errorf("--address: %q is no address", c.Address)}
+			return who, 0, usageError{fmt.Errorf("--address: %q is no address, as 203.0.113.7 or 2001:db8::7", c.Address)}
 		}
 		return descriptors.Subject{ClientIP: key}, descriptors.ScopeClientIP, nil
 	}

@@ -74,15 +74,15 @@ func fixedKeys(cfg []config.JWTKey, path string) (*identity.Keys, error) {
 	for i, k := range cfg {
 		var key identity.Key
 		var err error
-		setting := "secret_file"
+		setting, mend := "secret_file", "write a secret as from: openssl rand -hex 64"
 		if k.PublicKeyFile != "" {
-			setting = "public_key_file"
+			setting, mend = "public_key_file", "write the public key as from: openssl pkey -in private.pem -pubout"
 			key, err = identity.ParsePublicKey(k.PublicKey, k.Algorithm, k.KeyID)
 		} else {
 			key, err = identity.NewHMACKey(k.Algorithm, k.KeyID, identity.Secret(k.Secret.Reveal()))
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("%s.keys[%d].%s: %w", path, i, setting, err))
+			errs = append(errs, fmt.Errorf("%s.keys[%d].%s: %w (%s)", path, i, setting, err, mend))
 			continue
 		}
 		keys = append(keys, key)
@@ -109,7 +109,7 @@ func (t *tokens) checkFiles(ctx context.Context, cfg config.Config) error {
 			continue
 		}
 		if err := s.Fetch(ctx); err != nil {
-			errs = append(errs, fmt.Errorf("jwks_file: %s: %w", s.Name(), err))
+			errs = append(errs, fmt.Errorf("jwks_file: %s: %w (write what the issuer publishes as its JWK set)", s.Name(), err))
 		}
 	}
 	return errors.Join(errs...)

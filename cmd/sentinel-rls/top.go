@@ -60,7 +60,7 @@ func askPolicies(ctx context.Context, address, token string) (shown admin.Polici
 		if e, ok := errors.AsType[*url.Error](err); ok {
 			err = e.Err
 		}
-		return shown, fmt.Errorf("%s: %w", address, err)
+		return shown, fmt.Errorf("%s: %w (is sentinel-rls running there? --admin names another address)", address, err)
 	}
 	defer answer.Body.Close()
 	body := io.LimitReader(answer.Body, maxAnswerBytes)
@@ -70,7 +70,7 @@ func askPolicies(ctx context.Context, address, token string) (shown admin.Polici
 		return shown, fmt.Errorf("%s: %s: %.200q", address, answer.Status, refusal.Error)
 	}
 	if err := json.NewDecoder(body).Decode(&shown); err != nil || shown.Denied == nil {
-		return shown, fmt.Errorf("%s: not the admin server of sentinel-rls", address)
+		return shown, fmt.Errorf("%s: not the admin server of sentinel-rls (--admin names another address)", address)
 	}
 	return shown, nil
 }

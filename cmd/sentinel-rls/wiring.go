@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"time"
@@ -117,6 +118,8 @@ func redisConfig(cfg config.Config, recorder *telemetry.Recorder, log *slog.Logg
 		CA: cfg.Redis.TLS.CAFile, Cert: cfg.Redis.TLS.CertFile, Key: cfg.Redis.TLS.KeyFile, ServerName: cfg.Redis.TLS.ServerName,
 	}
 	var err error
-	c.TLS, err = files.Config()
-	return c, err
+	if c.TLS, err = files.Config(); err != nil {
+		return c, fmt.Errorf("redis.tls: %w (name files in PEM that this process may read; redis.tls.key_file is the certificate's own key)", err)
+	}
+	return c, nil
 }
