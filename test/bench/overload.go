@@ -89,7 +89,9 @@ func (b *bench) overload(ctx context.Context, r *Report) (err error) {
 func (o *Overload) offer(ctx context.Context, b *bench, program *load.Program, ours entrant) error {
 	names := [][]string{
 		{"sentinel_decisions_total"},
-		{"sentinel_store_failures_total"},
+		{"sentinel_emergency_admissions_total"}, // these are ALLOWED, too
+		{"sentinel_decisions_total", "decision_reason=EMERGENCY_LOCAL_LIMIT"},
+		{"sentinel_decisions_total", "decision_reason=CIRCUIT_OPEN"},
 		{"sentinel_emergency_spent_total"},
 		{"sentinel_breaker_transitions_total", "to=open"},
 	}
@@ -130,11 +132,10 @@ func (o *Overload) offer(ctx context.Context, b *bench, program *load.Program, o
 	}
 	o.OpenSide = sideOf(report)
 	o.InTime = float64(report.Answered()) / float64(max(1, report.Calls()))
-	decided := max(1, counts[0])
-	o.Locally = counts[1] / decided
+	o.Locally = (counts[1] + counts[2] + counts[3]) / max(1, counts[0])
 	o.ByStore = 1 - o.Locally
-	o.Admitted, o.Bound = int64(counts[2]), int64(overloadCapacity+overloadRefill*took.Seconds())
-	o.Breaker = int64(counts[3])
+	o.Admitted, o.Bound = int64(counts[4]), int64(overloadCapacity+overloadRefill*took.Seconds())
+	o.Breaker = int64(counts[5])
 	o.Others = after.others(used)
 	return nil
 }
