@@ -232,18 +232,22 @@ func TestOpenLeavesNoSlowCallOut(t *testing.T) {
 
 func TestReportAdd(t *testing.T) {
 	t.Parallel()
-	conns := serve(t, 2, mixed)
-	sum := new(Report)
-	for run := range uint64(2) {
-		r, err := Closed{Callers: 64, Deadline: patience, Calls: 100, First: 100 * run}.Run(t.Context(), conns, DistinctTenants("e"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		sum.Add(r)
+	sum := &Report{Elapsed: time.Second}
+	sum.record(Allowed, nil, 2*time.Millisecond)
+	other := &Report{Elapsed: 2 * time.Second}
+	broken := errors.New("broken")
+	for o, err := range map[Outcome]error{Allowed: nil, Denied: nil, Late: nil, Failed: broken} {
+		other.record(o, err, 3*time.Millisecond)
+		other.Lag.Record(time.Millisecond)
 	}
-	wantCounts(t, sum, 200)
-	if sum.Elapsed < 2*patience || sum.Latency.Max() < patience || sum.Err() == nil {
-		t.Errorf("%v, at most %v, %v", sum.Elapsed, sum.Latency.Max(), sum.Err())
+	sum.Add(other)
+	for o, want := range map[Outcome]int64{Allowed: 2, Denied: 1, Late: 1, Failed: 1} {
+		if got := sum.Count(o); got != want {
+			t.Errorf("outcome %d: %d calls, want %d", o, got, want)
+		}
+	}
+	if sum.Elapsed != 3*time.Second || sum.Latency.Max() != 3*time.Millisecond || sum.Lag.Max() != time.Millisecond || !errors.Is(sum.Err(), broken) {
+		t.Errorf("%v, at most %v, %v behind, %v", sum.Elapsed, sum.Latency.Max(), sum.Lag.Max(), sum.Err())
 	}
 }
 
