@@ -311,7 +311,7 @@ var ErrNotSent = errors.New("not sent")
 var (
 	errOpen      = fmt.Errorf("%w: %w", rls.ErrCircuitOpen, ErrNotSent)
 	errQueueFull = fmt.Errorf("%w: %w: the queue to the server is full", rls.ErrUnavailable, ErrNotSent)
-	errSuspect   = fmt.Errorf("%w: %w: the server failed the last time, and is being asked again", rls.ErrUnavailable, ErrNotSent)
+	errSuspect   = fmt.Errorf("%w: %w: the server failed the last time", rls.ErrUnavailable, ErrNotSent)
 	errNoTurn    = fmt.Errorf("%w: %w: no worker was free in time", rls.ErrTimeout, ErrNotSent)
 	errLate      = fmt.Errorf("%w: sent, and not answered in time", rls.ErrTimeout)
 	errStopped   = fmt.Errorf("%w: %w: the store is stopped", rls.ErrUnavailable, ErrNotSent)

@@ -45,11 +45,11 @@ func (n *node) roundTrip(batch []*call) []*call {
 	ok := n.exchange(batch, start)
 	n.underWay.Add(-1)
 	took := time.Since(start)
-	if ok {
-		n.heard(nil)
-	} else {
-		n.heard(failed(batch))
+	var why error
+	if !ok {
+		why = failed(batch)
 	}
+	n.heard(why)
 	report(ok) // after that, so that the breaker can tell why it opens
 	groups := 0
 	for _, c := range batch {
@@ -59,7 +59,26 @@ func (n *node) roundTrip(batch []*call) []*call {
 	for _, c := range batch {
 		c.finish(nil)
 	}
+	if errors.Is(why, rls.ErrTimeout) {
+		n.spare()
+	}
 	return batch
+}
+
+// spare lets go what waits in the queue: a server that did not answer in time would hold these as long again, which is
+// longer than most of them can wait.
+func (n *node) spare() {
+	now := time.Now()
+	for range len(n.queue) {
+		select {
+		case c := <-n.queue:
+			if c.claim(now) {
+				c.finish(errSuspect)
+			}
+		default: // another worker takes from it, too
+			return
+		}
+	}
 }
 
 // fairBatch is how many calls a batch may always carry: a server spends no less on each call of a larger one.
