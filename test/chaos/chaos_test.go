@@ -118,7 +118,7 @@ func TestPlan(t *testing.T) {
 
 func TestJudge(t *testing.T) {
 	t.Parallel()
-	o := options{Quarantine: 2 * time.Second}
+	o := options{Quarantine: 2 * time.Second, Deadline: 20 * time.Millisecond}
 	good := Row{
 		Calls: 100, InTime: 97, Late: 3, BareLate: 3, Admitted: 10, Bound: 10, Over: 5, Loss: 5, Recovery: 3 * time.Second,
 		Goroutines: Levels{100, 1124, 110}, Memory: Levels{10 << 20, 42 << 20, 11 << 20},
@@ -129,6 +129,7 @@ func TestJudge(t *testing.T) {
 		return r
 	}
 	late := with(func(r *Row) { r.Late = 4 })
+	held := with(func(r *Row) { r.Late, r.Sent = 50, 20*time.Millisecond+1 })
 	busy := with(func(r *Row) { r.Late, r.BareLate = 50, 6 })
 	slow := with(func(r *Row) { r.Recovery = 3*time.Second + 1 })
 	never := with(func(r *Row) { r.Recovery = -1 })
@@ -152,18 +153,23 @@ func TestJudge(t *testing.T) {
 		{
 			"void once",
 			[]Row{good, busy, good},
-			[]string{"passed, but that run 2 of 3 says nothing about lateness: the bare server was late"},
+			[]string{"passed, but that run 2 of 3 says nothing about lateness: the bare server or the generator was late"},
+		},
+		{
+			"void twice, for either reason",
+			[]Row{busy, held, good},
+			[]string{"VOID: the machine is too busy to judge lateness: the bare server or the generator was late in run 1, 2 of 3"},
 		},
 		{"void once, late once", []Row{late, busy, good}, []string{"FAILED: more late answers than the bare server in run 1 of 3"}},
 		{
 			"void twice, late once",
 			[]Row{busy, busy, late},
-			[]string{"VOID: the machine is too busy to judge lateness: the bare server was late in run 1, 2 of 3"},
+			[]string{"VOID: the machine is too busy to judge lateness: the bare server or the generator was late in run 1, 2 of 3"},
 		},
 		{
 			"void, and wrong", []Row{busy, busy, wrong}, []string{
 				"FAILED: errors reached the caller in run 3 of 3",
-				"VOID: the machine is too busy to judge lateness: the bare server was late in run 1, 2 of 3",
+				"VOID: the machine is too busy to judge lateness: the bare server or the generator was late in run 1, 2 of 3",
 			},
 		},
 		{"slow once", []Row{slow, good, good}, []string{"passed"}},
@@ -204,7 +210,7 @@ func TestMiddle(t *testing.T) {
 		{[]Row{row(9, 6), row(1, 0), row(9, 7)}, []Row{row(1, 0)}},
 		{[]Row{row(9, 6)}, []Row{row(9, 6)}},
 	} {
-		if got := middle(tt.rows); !slices.Contains(tt.want, got) {
+		if got := middle(tt.rows, time.Second); !slices.Contains(tt.want, got) {
 			t.Errorf("of %+v: %+v", tt.rows, got)
 		}
 	}

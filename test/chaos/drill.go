@@ -76,8 +76,10 @@ type Levels struct{ Before, Peak, After int64 }
 // cannot carry the load then, whoever answers.
 const tooBusy = 0.05
 
-// void says that a run says nothing about lateness.
-func (r Row) void() bool { return float64(r.BareLate) > tooBusy*float64(r.Calls) }
+// void says that a run says nothing about lateness: the bare server was late too often, or the generator itself was.
+func (r Row) void(deadline time.Duration) bool {
+	return float64(r.BareLate) > tooBusy*float64(r.Calls) || r.Sent > deadline
+}
 
 // What a run may take beyond what it had before.
 const (
@@ -147,11 +149,11 @@ func (v verdict) lines(runs int) (lines []string) {
 	}
 	switch {
 	case v.unjudged:
-		lines = append(lines, fmt.Sprintf("VOID: the machine is too busy to judge lateness: the bare server was late in run %s of %d",
+		lines = append(lines, fmt.Sprintf("VOID: the machine is too busy to judge lateness: the bare server or the generator was late in run %s of %d",
 			strings.Join(v.void, ", "), runs))
 	case len(v.failures) > 0:
 	case len(v.void) > 0:
-		lines = append(lines, fmt.Sprintf("passed, but that run %s of %d says nothing about lateness: the bare server was late", strings.Join(v.void, ", "), runs))
+		lines = append(lines, fmt.Sprintf("passed, but that run %s of %d says nothing about lateness: the bare server or the generator was late", strings.Join(v.void, ", "), runs))
 	default:
 		lines = append(lines, "passed")
 	}
@@ -161,7 +163,7 @@ func (v verdict) lines(runs int) (lines []string) {
 // judge says what the runs of a drill are worth.
 func judge(d drill, rows []Row, o options) (v verdict) {
 	for i, r := range rows {
-		if r.void() {
+		if r.void(o.Deadline) {
 			v.void = append(v.void, fmt.Sprint(i+1))
 		}
 	}
@@ -172,7 +174,7 @@ func judge(d drill, rows []Row, o options) (v verdict) {
 			of -= len(v.void)
 		}
 		for i, r := range rows {
-			if !(p.kind == lateness && r.void()) && p.by(r) {
+			if !(p.kind == lateness && r.void(o.Deadline)) && p.by(r) {
 				broken = append(broken, fmt.Sprint(i+1))
 			}
 		}
@@ -225,11 +227,11 @@ func printDrill(w io.Writer, d drill, rows []Row, v verdict) {
 
 // middle returns the run that was neither the best nor the worst for its late answers, of those that say anything about
 // them if there are any.
-func middle(rows []Row) Row {
+func middle(rows []Row, deadline time.Duration) Row {
 	byLate := slices.SortedFunc(slices.Values(rows), func(a, b Row) int {
 		return cmp.Or(cmp.Compare(a.Late-a.BareLate, b.Late-b.BareLate), cmp.Compare(a.Recovery, b.Recovery))
 	})
-	telling := slices.DeleteFunc(slices.Clone(byLate), Row.void)
+	telling := slices.DeleteFunc(slices.Clone(byLate), func(r Row) bool { return r.void(deadline) })
 	if len(telling) == 0 {
 		telling = byLate
 	}

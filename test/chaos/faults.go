@@ -64,6 +64,9 @@ var drills = []drill{
 		during: func(ctx context.Context, c *scene) error {
 			hung := c.store.Client()
 			defer hung.Close()
+			if err := hung.Ping(ctx).Err(); err != nil { // so that there is a connection
+				return err
+			}
 			ctx, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 			defer cancel()
 			_ = hung.Eval(ctx, "while true do end", nil).Err() // nobody waits for it, and it goes on

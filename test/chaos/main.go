@@ -121,7 +121,7 @@ func hold(ctx context.Context, chosen []drill, o options, w io.Writer, manual st
 		v := judge(d, rows, o)
 		printDrill(w, d, rows, v)
 		passed = passed && v.passed()
-		table = append(table, append([]string{d.name + v.mark()}, middle(rows).cells()...))
+		table = append(table, append([]string{d.name + v.mark()}, middle(rows, o.Deadline).cells()...))
 	}
 	if manual != "" && len(errs) == 0 {
 		return passed, writeManual(manual, where, table)
