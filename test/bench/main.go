@@ -93,6 +93,9 @@ func parse(args []string, stderr io.Writer) (o options, err error) {
 	if err == nil && (flags.NArg() > 0 || o.size.Pairs < 1 || o.size.Window <= 0 || o.size.OpenFor <= 0) {
 		err = errors.New("-pairs, -seconds and -open-for must be positive, and there are no arguments")
 	}
+	if err == nil && o.write && (*only != "" || o.gate) {
+		err = errors.New("-write publishes every figure: leave -run and -gate out")
+	}
 	if err != nil {
 		fmt.Fprintln(stderr, "bench:", err)
 	}
