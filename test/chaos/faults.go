@@ -103,12 +103,12 @@ var drills = []drill{
 	}},
 	slow(5), slow(15), slow(25), slow(100),
 	{"sentinel-failover", "the master is killed, and the sentinels promote its replica", "", fault{
-		class: unavailable, topology: sentinel, lasts: 4 * time.Second, losses: 1, wet: true,
-		hurt: killMaster, heal: promoted,
+		class: unavailable, topology: sentinel, lasts: 5 * time.Second, losses: 1, wet: true,
+		hurt: killMaster, during: promoted,
 	}},
 	{"cluster-failover", "a master of the cluster is killed, and its replica takes over", "CL-07", fault{
-		class: unavailable, topology: cluster, lasts: 4 * time.Second, losses: 1, wet: true,
-		hurt: killMaster, heal: promoted,
+		class: unavailable, topology: cluster, lasts: 5 * time.Second, losses: 1, wet: true,
+		hurt: killMaster, during: promoted,
 	}},
 	{"migration", "slots of the cluster move from one master to another and back", "CL-04", fault{
 		topology: cluster, lasts: 2 * time.Second, wet: true,
@@ -246,9 +246,10 @@ func killMaster(ctx context.Context, c *scene) (err error) {
 // value.
 const bytesPerTake = 150
 
-// promoted waits until the replica is the master, and notes how far behind it was: as long as the load takes to write what
-// it lacks.
-func promoted(ctx context.Context, c *scene) error {
+// promoted waits until the replica is the master, and notes how far behind it was, as the time in which the load writes what
+// it lacks, and how long it then takes to be used, under the load.
+func promoted(ctx context.Context, c *scene) (err error) {
+	ctx = context.WithoutCancel(ctx) // it may outlast the load
 	client := c.replica.Client()
 	defer client.Close()
 	if err := eventually(ctx, func() error {
@@ -267,7 +268,8 @@ func promoted(ctx context.Context, c *scene) error {
 	}
 	behind := max(0, c.written-(begins-1))
 	c.lag = time.Duration(float64(behind) / bytesPerTake / c.Rate * float64(time.Second))
-	return nil
+	c.recovered, err = c.recovery(ctx)
+	return err
 }
 
 func offset(ctx context.Context, client *redis.Client, field string) (int64, error) {

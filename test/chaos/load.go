@@ -137,8 +137,11 @@ func (d drill) hold(ctx context.Context, s *stage, kind testserver.Kind) (row Ro
 	if err := f.account(ctx, c, &row, p, time.Since(start)); err != nil {
 		return row, err
 	}
-	if row.Recovery, err = c.recovery(ctx); err != nil {
-		return row, err
+	row.Recovery = c.recovered
+	if row.Lag < 0 { // else it was told when the replica took over
+		if row.Recovery, err = c.recovery(ctx); err != nil {
+			return row, err
+		}
 	}
 	row.Goroutines, row.Memory, err = c.watch.levels(ctx, c)
 	return row, err

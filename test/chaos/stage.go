@@ -141,7 +141,9 @@ type scene struct {
 	watch   watch
 	written int64         // the replication offset of a master when it was killed
 	lag     time.Duration // of the replica that took over; negative: there is none
-	buried  int64         // what a program had counted as admitted by the store when it was killed
+	// recovered is how long after it took over every answer was the store's own; negative: that did not come.
+	recovered time.Duration
+	buried    int64 // what a program had counted as admitted by the store when it was killed
 }
 
 // open starts store and program. close ends both.
