@@ -79,7 +79,7 @@ func (b *bench) rlsMemory(ctx context.Context, r *Report) error {
 	return nil
 }
 
-// hot has one bucket that admits a call a second.
+// hot has one bucket that admits a call a minute.
 const hot = `
 domain: load
 endpoints:
@@ -87,7 +87,7 @@ endpoints:
     policy_version: 1
     fail_mode: fail_closed
     limits:
-      - {algorithm: token_bucket, capacity: 1, refill: 1/s}
+      - {algorithm: token_bucket, capacity: 1, refill: 1/60s}
 `
 
 // rlsDenied asks about one tenant that is far over its limit.
