@@ -901,3 +901,45 @@ func TestEmergencySharesOfEveryCaller(t *testing.T) {
 		t.Errorf("admitted %d times, want the 2 of its share", admitted)
 	}
 }
+
+// TestTenantsOnOneWindow: what everyone shares is one count. A tenant whose replacement has a larger limit passes while
+// others no longer do, and what it spends counts for them; a denial that is remembered for one is none for the other.
+func TestTenantsOnOneWindow(t *testing.T) {
+	for _, algorithm := range []string{"fixed_window", "sliding_window"} {
+		t.Run(algorithm, func(t *testing.T) {
+			policies := strings.ReplaceAll(`
+domain: shop
+endpoints:
+  orders:
+    policy_version: 1
+    fail_mode: fail_closed
+    limits: [{scope: global, algorithm: ALGORITHM, limit: 3, window: 1h}]
+    tenants:
+      gold: {limits: [{scope: global, algorithm: ALGORITHM, limit: 5, window: 1h}]}
+`, "ALGORITHM", algorithm)
+			f := newFixture(t, policies, func(c *rls.Config) { c.DenyCache = &rls.DenyCacheConfig{} })
+			admitted := func(tenant string, want ...bool) {
+				t.Helper()
+				for i, w := range want {
+					r, err := f.Decide(t.Context(), ask("shop", "endpoint_id=orders tenant="+tenant))
+					if err != nil || r.Allowed != w {
+						t.Errorf("request %d of %s: %s, %v; want admitted %v", i+1, tenant, line(r), err, w)
+					}
+				}
+			}
+			admitted("any", true, true, true, false, false)
+			admitted("gold", true)
+			admitted("any", false)
+			admitted("gold", true, false, false)
+			admitted("any", false)
+			// Descriptors of both in one request are held to the stricter limit, by their sum.
+			f = newFixture(t, policies)
+			r, err := f.Decide(t.Context(), ask("shop", "endpoint_id=orders tenant=any", "endpoint_id=orders tenant=gold", "endpoint_id=orders tenant=gold"))
+			if err != nil || !r.Allowed {
+				t.Errorf("three together: %s, %v", line(r), err)
+			}
+			admitted("any", false)
+			admitted("gold", true, true, false)
+		})
+	}
+}
