@@ -93,6 +93,7 @@ func newCompatRedis(s compat.Settings, r compat.Redis, cfg config.Config, pool *
 	}
 	rc.URL, rc.Username, rc.PasswordFile, rc.TLS = address, "", "", nil
 	rc.SentinelUsername, rc.SentinelPassword, rc.SentinelPasswordFile = "", "", ""
+	rc.DialTimeout = r.DialTimeout
 	if r.Type == compat.Sentinel {
 		rc.SentinelUsername, rc.SentinelPassword = r.Login(r.SentinelAuth)
 	}

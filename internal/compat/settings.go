@@ -114,6 +114,8 @@ type Redis struct {
 	SentinelAuth string
 	TLS          TLS
 	HealthCheck  bool // /healthcheck fails while it does not answer
+
+	DialTimeout time.Duration // of one attempt to connect; 0: our own
 }
 
 // StatsSettings say who is told the statistics.

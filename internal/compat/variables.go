@@ -150,7 +150,7 @@ func redisVariables(prefix string, of func(s *Settings) *Redis) []Variable {
 		{"PIPELINE_WINDOW", "0", whyPipeline, nil},
 		{"PIPELINE_LIMIT", "0", whyPipeline, nil},
 		{"CLUSTER_PIPELINE_PARALLELISM", "1", whyPipeline, nil},
-		{"TIMEOUT", "10s", "it bounds that client's dialling only; here each call ends by its caller's deadline and SENTINEL_REDIS_BUDGET", nil},
+		{"TIMEOUT", "10s", "", whenSet(prefix+"TIMEOUT", duration(func(s *Settings) *time.Duration { return &of(s).DialTimeout }))},
 		{"POOL_ON_EMPTY_BEHAVIOR", "WAIT", whyPool, nil},
 		{"HEALTH_CHECK_ACTIVE_CONNECTION", "false", "", flag(func(s *Settings) *bool { return &of(s).HealthCheck })},
 		{"STARTUP_INITIAL_INTERVAL", "1s", whyStartup, nil},
@@ -212,6 +212,16 @@ func duration(of func(*Settings) *time.Duration) func(*Settings, string) error {
 		}
 		*of(s) = d
 		return nil
+	}
+}
+
+// whenSet leaves our own default in place of that service's.
+func whenSet(name string, read func(*Settings, string) error) func(*Settings, string) error {
+	return func(s *Settings, v string) error {
+		if s.lookUp(name) == "" {
+			return nil
+		}
+		return read(s, v)
 	}
 }
 

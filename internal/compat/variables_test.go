@@ -38,6 +38,7 @@ func TestEveryVariable(t *testing.T) {
 			"SENTINEL_AUTH":                  {"s:p", func(s *compat.Settings) { of(s).SentinelAuth = "s:p" }},
 			"URL":                            {"/run/r.sock", func(s *compat.Settings) { of(s).URL = "/run/r.sock" }},
 			"AUTH":                           {"u:p", func(s *compat.Settings) { of(s).Auth = "u:p" }},
+			"TIMEOUT":                        {"5s", func(s *compat.Settings) { of(s).DialTimeout = 5 * time.Second }},
 			"TLS_CLIENT_CERT":                {"c.pem", func(s *compat.Settings) { of(s).TLS.Cert = "c.pem" }},
 			"TLS_CLIENT_KEY":                 {"k.pem", func(s *compat.Settings) { of(s).TLS.Key = "k.pem" }},
 			"TLS_CACERT":                     {"ca.pem", func(s *compat.Settings) { of(s).TLS.CA = "ca.pem" }},

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
@@ -16,6 +15,9 @@ import (
 func (c Config) withDefaults() Config {
 	if c.Budget == 0 {
 		c.Budget = DefaultBudget
+	}
+	if c.DialTimeout == 0 {
+		c.DialTimeout = max(DefaultDialTimeout, c.Budget)
 	}
 	if c.Workers == 0 {
 		c.Workers = DefaultWorkers
@@ -46,6 +48,7 @@ func (c Config) check() error {
 		}
 	}
 	check(c.Budget > 0, "budget %v: must be positive", c.Budget)
+	check(c.DialTimeout > 0, "dial timeout %v: must be positive", c.DialTimeout)
 	check(c.Workers > 0, "%d workers: must be positive", c.Workers)
 	check(c.ProbeEvery > 0, "a probe every %v: must be positive", c.ProbeEvery)
 	check(c.HeartbeatEvery > 0, "a heartbeat every %v: must be positive", c.HeartbeatEvery)
@@ -79,9 +82,6 @@ func readPassword(file string) (string, error) {
 // itself, once a second: at 512 that is left to the breaker. The library takes it from the size of its pool, which
 // therefore does not bound the connections here; MaxActiveConns does.
 const dialErrors = 512
-
-// dialTimeout bounds an attempt to connect, which goes on after the round trip that wanted it was given up.
-const dialTimeout = time.Second
 
 // bufferSize holds a usual batch: 25 commands of 400 bytes.
 const bufferSize = 32 << 10
@@ -143,7 +143,7 @@ func (s *settings) options(d *dialer, who login) *redis.Options {
 	o.ContextTimeoutEnabled = true
 	o.MaxRetries = -1
 	o.DialerRetries = 1
-	o.DialTimeout = max(dialTimeout, budget)
+	o.DialTimeout = s.DialTimeout
 	o.ReadTimeout = budget
 	o.WriteTimeout = budget
 	o.PoolTimeout = budget

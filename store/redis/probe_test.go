@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -321,6 +322,41 @@ func TestTLS(t *testing.T) {
 	}
 }
 
+// TestDialTimeout: a server whose handshake takes longer than our own bound is reached when more time is given.
+func TestDialTimeout(t *testing.T) {
+	t.Parallel()
+	server := testserver.Start(t, testserver.Redis)
+	front := httptest.NewUnstartedServer(nil)
+	front.StartTLS()
+	defer front.Close()
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	must(t, err)
+	var fronts sync.WaitGroup
+	t.Cleanup(func() { l.Close(); fronts.Wait() }) // the stores are closed before that
+	fronts.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			fronts.Go(func() {
+				time.Sleep(redis.DefaultDialTimeout * 3 / 2)
+				join(tls.Server(c, &tls.Config{Certificates: front.TLS.Certificates}), server.Addr())
+			})
+		}
+	})
+	trusted := x509.NewCertPool()
+	trusted.AddCert(front.Certificate())
+	cfg := redis.Config{URL: "rediss://" + l.Addr().String(), TLS: &tls.Config{RootCAs: trusted}, Budget: 900 * time.Millisecond, ProbeEvery: time.Hour}
+	impatient := open(t, cfg)
+	cfg.DialTimeout = 20 * time.Second
+	patient := open(t, cfg)
+	eventually(t, "the patient one answers", func() bool { return decide(patient, plenty, take("k", never(t, 1000))).Err == nil })
+	if a := decide(impatient, plenty, take("k", never(t, 1000))); a.Err == nil {
+		t.Error("the other one answers too: nothing was shown")
+	}
+}
+
 // join copies between a connection and a server until either ends.
 func join(c net.Conn, addr string) {
 	defer c.Close()
@@ -362,6 +398,7 @@ func TestNewRefuses(t *testing.T) {
 		"names a database":  {url("redis+cluster://a/1"), url("rediss+cluster://a,b/x")},
 		"for sentinels":     {{URL: "redis://host", SentinelUsername: "u"}, {URL: "redis+cluster://host", SentinelPasswordFile: "probe.go"}},
 		"budget":            {{URL: "redis://host", Budget: -1}},
+		"dial timeout":      {{URL: "redis://host", DialTimeout: -1}},
 		"workers":           {{URL: "redis://host", Workers: -1}},
 		"queue":             {{URL: "redis://host", Queue: -1}},
 		"probe":             {{URL: "redis://host", ProbeEvery: -1}},

@@ -27,9 +27,10 @@ import (
 
 // The defaults of Config.
 const (
-	DefaultBudget  = 20 * time.Millisecond
-	DefaultWorkers = 2
-	DefaultQueue   = 4096
+	DefaultBudget      = 20 * time.Millisecond
+	DefaultDialTimeout = time.Second
+	DefaultWorkers     = 2
+	DefaultQueue       = 4096
 
 	DefaultProbeEvery = 10 * time.Second
 )
@@ -61,6 +62,10 @@ type Config struct {
 
 	// Budget is the most that a round trip may take; 0 means DefaultBudget. It must suffice for connecting too.
 	Budget time.Duration
+
+	// DialTimeout bounds an attempt to connect, which goes on after the round trip that wanted it was given up; 0 means
+	// DefaultDialTimeout, or Budget when that is longer.
+	DialTimeout time.Duration
 
 	// Workers is how many round trips to one server may be under way, each on a connection of its own; 0 means
 	// DefaultWorkers. More than two gain nothing on one server.
