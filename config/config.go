@@ -130,6 +130,10 @@ type Admin struct {
 type Authz struct {
 	// The native domain that ext_authz looks in. Empty: every native domain, since endpoint ids are unique over all.
 	Domain string `yaml:"domain"`
+
+	// Whether clients are told RateLimit-Limit, -Remaining and -Reset. Retry-After on refusals stays. In the ratelimit
+	// filter Envoy's enable_x_ratelimit_headers decides.
+	RateLimitHeaders bool `yaml:"rate_limit_headers"`
 }
 
 // Names are the names that requests and answers use.
@@ -140,6 +144,10 @@ type Names struct {
 	// Where ext_authz finds the endpoint id: a namespace and a key of the route's metadata, or the key alone among the
 	// route's context extensions.
 	Metadata MetadataNames `yaml:"metadata"`
+
+	// The keys of the dynamic metadata that ext_authz answers with, for later filters and access logs. Envoy itself puts
+	// it into the namespace envoy.filters.http.ext_authz.
+	DynamicMetadata DynamicMetadataNames `yaml:"dynamic_metadata"`
 
 	// Headers that sentinel-rls sets.
 	Headers HeaderNames `yaml:"headers"`
@@ -168,12 +176,35 @@ type EntryNames struct {
 
 // MetadataNames are the place of the endpoint id in route metadata.
 type MetadataNames struct {
-	// The metadata namespace, which is also the one of the dynamic metadata that a Check answers with. Envoy sends it
-	// only when route_metadata_context_namespaces lists it.
+	// The namespace of the route's metadata. Envoy sends it only when route_metadata_context_namespaces lists it.
 	Namespace string `yaml:"namespace"`
 
 	// The key within the namespace, and the name of the context extension.
 	EndpointID string `yaml:"endpoint_id"`
+}
+
+// DynamicMetadataNames are keys of dynamic metadata. They are distinct; what is unknown about a request is left out.
+type DynamicMetadataNames struct {
+	// The verified tenant.
+	Tenant string `yaml:"tenant"`
+
+	// The verified subject.
+	Subject string `yaml:"subject"`
+
+	// The plan that the token names, where jwt.plan_claim is set.
+	Plan string `yaml:"plan"`
+
+	// The endpoint id.
+	EndpointID string `yaml:"endpoint_id"`
+
+	// The decision's id, as in the log and in the error document.
+	DecisionID string `yaml:"decision_id"`
+
+	// The reason of the decision.
+	Reason string `yaml:"reason"`
+
+	// The policy and limit that decided.
+	Policy string `yaml:"policy"`
 }
 
 // HeaderNames are the headers that sentinel-rls sets. They are distinct and in lower case.
@@ -276,7 +307,7 @@ type RedisTLS struct {
 
 // Memory is the store inside the process.
 type Memory struct {
-	// Buckets kept, 1 to 100000000, about 200 bytes each. When full, buckets that are as if untouched go first; then
+	// Buckets kept, 1 to 100000000, about 60 bytes each. When full, buckets that are as if untouched go first; then
 	// new keys share one bucket per limit.
 	MaxBuckets int `yaml:"max_buckets"`
 }
@@ -529,12 +560,22 @@ func Default() Config {
 				Address:       []string{"remote_address", "masked_remote_address"},
 			},
 			Metadata: MetadataNames{Namespace: "sentinel", EndpointID: "endpoint_id"},
+			DynamicMetadata: DynamicMetadataNames{
+				Tenant:     "tenant",
+				Subject:    "subject",
+				Plan:       "plan",
+				EndpointID: "endpoint_id",
+				DecisionID: "decision_id",
+				Reason:     "reason",
+				Policy:     "policy",
+			},
 			Headers: HeaderNames{
 				Tenant:  "x-sentinel-tenant",
 				Subject: "x-sentinel-subject",
 				Reason:  "x-sentinel-reason",
 			},
 		},
+		Authz:   Authz{RateLimitHeaders: true},
 		Bounds:  Bounds{Descriptors: 64, Entries: 32, KeyBytes: 256, ValueBytes: 8192},
 		Redis:   Redis{Budget: 20 * time.Millisecond, Workers: 2, Queue: 4096},
 		Memory:  Memory{MaxBuckets: 200_000},

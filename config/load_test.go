@@ -51,12 +51,13 @@ grpc:
   reflection: true
 admin: {address: "[::1]:9092", token_file: admin-token}
 policies: [policies, "/etc/sentinel/more.yaml"]
-authz: {domain: shop}
+authz: {domain: shop, rate_limit_headers: false}
 unknown_endpoint: ok
 unknown_domain: over_limit
 names:
   entries: {tenant: org, endpoint_id: route, user: person, cookie: anon, authorization: auth, address: [addr]}
   metadata: {namespace: acme, endpoint_id: route}
+  dynamic_metadata: {tenant: mt, subject: ms, plan: mp, endpoint_id: me, decision_id: md, reason: mr, policy: mo}
   headers: {tenant: x-org, subject: x-person, reason: x-why}
 bounds: {descriptors: 10, entries: 10, key_bytes: 100, value_bytes: 100}
 redis:
@@ -422,6 +423,7 @@ func TestListsOutOfRange(t *testing.T) {
 		{"9 cookie secrets", "anonymous: {cookie_secret_files: [" + many(9, "c%d") + "]}", "anonymous.cookie_secret_files: names more than 8 files"},
 		{"an empty file name", "anonymous: {cookie_secret_files: ['']}", "anonymous.cookie_secret_files[0]: is empty (name the file that holds the secret)"},
 		{"an empty policy", "policies: ['']", "policies[0]: is empty (name a file or a directory)"},
+		{"two keys of one name", "names: {dynamic_metadata: {plan: tenant}}", `names.dynamic_metadata.plan: is "tenant", as names.dynamic_metadata.tenant is (give each its own name)`},
 		{"no address entries", "names: {entries: {address: []}}", "names.entries.address: must name 1 to 8 entries"},
 		{"an address entry that is the tenant's", "names: {entries: {address: [tenant]}}", `names.entries.address[0]: is "tenant", as names.entries.tenant is (give each its own name)`},
 		{"host bits", "client_address: {from: xff, trusted_proxies: [10.0.0.1/8]}", `client_address.trusted_proxies[0]: must be a network or an address, not "10.0.0.1/8" (as 10.0.0.0/8 or 2001:db8::1)`},

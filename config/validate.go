@@ -128,6 +128,13 @@ func (l *loader) validateNames() {
 	l.text("names.metadata.namespace", l.cfg.Names.Metadata.Namespace)
 	l.text("names.metadata.endpoint_id", l.cfg.Names.Metadata.EndpointID)
 
+	m := l.cfg.Names.DynamicMetadata
+	l.distinct([]string{
+		"names.dynamic_metadata.tenant", "names.dynamic_metadata.subject", "names.dynamic_metadata.plan",
+		"names.dynamic_metadata.endpoint_id", "names.dynamic_metadata.decision_id", "names.dynamic_metadata.reason",
+		"names.dynamic_metadata.policy",
+	}, []string{m.Tenant, m.Subject, m.Plan, m.EndpointID, m.DecisionID, m.Reason, m.Policy})
+
 	h := l.cfg.Names.Headers
 	l.header("names.headers.tenant", h.Tenant)
 	l.header("names.headers.subject", h.Subject)

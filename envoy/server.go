@@ -59,11 +59,6 @@ type Config struct {
 	// MaxConcurrentStreams bounds the calls in flight on one connection; 1024, Envoy's own default. Envoy opens another
 	// connection beyond it.
 	MaxConcurrentStreams uint32
-	// StreamWorkers is the number of goroutines that are kept for calls, which saves growing a stack per call; 64. More
-	// calls than that get a goroutine each. As many as calls are usually in flight.
-	StreamWorkers uint32
-	// WindowBytes is HTTP/2's flow control window of a stream and of a connection; 1 MiB.
-	WindowBytes int32
 	// PingMinTime is the shortest interval at which a caller may ping; 100 ms. A caller that pings more often is
 	// disconnected, so it must not exceed the interval of Envoy's connection_keepalive.
 	PingMinTime time.Duration
@@ -75,8 +70,12 @@ type Config struct {
 }
 
 const (
-	connectionTimeout  = 5 * time.Second // from accept to the end of HTTP/2's preface
-	maxHeaderListBytes = 16 << 10        // of one call; Envoy sends a dozen short ones
+	connectionTimeout = 5 * time.Second // from accept to the end of HTTP/2's preface
+	windowBytes       = 1 << 20         // HTTP/2's flow control, of a stream and of a connection
+	// streamWorkers is how many goroutines are kept for calls, which saves growing a stack for each; about as many calls as
+	// are usually in flight. More calls than that get a goroutine each.
+	streamWorkers      = 64
+	maxHeaderListBytes = 16 << 10 // of one call; Envoy sends a dozen short ones
 )
 
 // healthNames are the names that gRPC health answers for; all have one status.
@@ -132,7 +131,7 @@ func (cfg *Config) check() error {
 	need(cfg.Log != nil, "a logger is required")
 	need(printable(cfg.Realm) == cfg.Realm, "the realm must be visible ASCII and spaces")
 	need(printable(cfg.ResourceMetadata) == cfg.ResourceMetadata, "the URL of the resource metadata must be visible ASCII")
-	need(cfg.MaxMessageBytes >= 0 && cfg.WindowBytes >= 0, "sizes must not be negative")
+	need(cfg.MaxMessageBytes >= 0, "the size of a message must not be negative")
 	need(min(cfg.PingMinTime, cfg.PingTime, cfg.PingTimeout, cfg.MaxConnectionAge, cfg.MaxConnectionAgeGrace) >= 0,
 		"times must not be negative")
 	return errors.Join(problems...)
@@ -141,7 +140,6 @@ func (cfg *Config) check() error {
 // ServerOptions returns how the gRPC server is set, without its codec and interceptor: what another server takes to be
 // measured under the same conditions.
 func (cfg *Config) ServerOptions() []grpc.ServerOption {
-	window := cmp.Or(cfg.WindowBytes, 1<<20)
 	security := insecure.NewCredentials()
 	if cfg.TLS != nil {
 		security = credentials.NewTLS(cfg.TLS)
@@ -151,9 +149,9 @@ func (cfg *Config) ServerOptions() []grpc.ServerOption {
 		grpc.MaxRecvMsgSize(cmp.Or(cfg.MaxMessageBytes, 4<<20)),
 		grpc.MaxHeaderListSize(maxHeaderListBytes),
 		grpc.MaxConcurrentStreams(cmp.Or(cfg.MaxConcurrentStreams, 1024)),
-		grpc.NumStreamWorkers(cmp.Or(cfg.StreamWorkers, 64)),
-		grpc.InitialWindowSize(window),
-		grpc.InitialConnWindowSize(window),
+		grpc.NumStreamWorkers(streamWorkers),
+		grpc.InitialWindowSize(windowBytes),
+		grpc.InitialConnWindowSize(windowBytes),
 		grpc.ConnectionTimeout(connectionTimeout),
 		grpc.WaitForHandlers(true), // Shutdown returns after the last handler, so the engine may stop next
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{

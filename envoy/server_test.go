@@ -43,7 +43,7 @@ func TestNewServerNamesEveryProblem(t *testing.T) {
 		t.Fatal("no error")
 	}
 	for _, want := range []string{
-		"an engine is required", "a recorder is required", "a logger is required", "realm", "sizes", "times",
+		"an engine is required", "a recorder is required", "a logger is required", "realm", "size", "times",
 		`two request headers are named "authorization"`, `"x tenant": ' '`, `"host": belongs to Envoy`,
 		`two response headers are named "retry-after"`, `two dynamic metadata keys are named "subject"`,
 	} {

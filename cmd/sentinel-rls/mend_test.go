@@ -79,7 +79,9 @@ func TestEveryErrorSaysHowToMendIt(t *testing.T) {
 		{"another flag", []string{"serve", "--polices", "x"}, "", exitUsage, `unknown flag --polices|did you mean --policies?`},
 		{"nothing to validate", []string{"validate"}, "", exitUsage, `expected a PATH|see sentinel-rls validate --help`},
 		{
-			"another endpoint", []string{"reset", "--config", in("sentinel.yaml"), "--endpoint", "order", "--tenant", "a"}, "", exitUsage,
+			"another endpoint",
+			[]string{"reset", "--config", in("sentinel.yaml"), "--endpoint", "order", "--tenant", "a"},
+			"", exitUsage,
 			`no policy has the endpoint "order"|did you mean orders?`,
 		},
 		{"no server", []string{"healthcheck", "--grpc", "127.0.0.1:1"}, "", exitFailure, `127.0.0.1:1: |--grpc names another address`},

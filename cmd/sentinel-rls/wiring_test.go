@@ -35,12 +35,13 @@ grpc:
   reflection: true
 admin: {address: "127.0.0.1:19091", token_file: token}
 policies: [policies]
-authz: {domain: shop}
+authz: {domain: shop, rate_limit_headers: false}
 unknown_endpoint: ok
 unknown_domain: over_limit
 names:
   entries: {tenant: t, endpoint_id: e, user: u, cookie: c, authorization: z, address: [a]}
   metadata: {namespace: ns, endpoint_id: id}
+  dynamic_metadata: {tenant: mt, subject: ms, plan: mp, endpoint_id: me, decision_id: md, reason: mr, policy: mo}
   headers: {tenant: x-t, subject: x-s, reason: x-r}
 bounds: {descriptors: 3, entries: 4, key_bytes: 5, value_bytes: 6}
 redis:
@@ -184,8 +185,12 @@ func TestWiring(t *testing.T) {
 		Names: envoy.Names{
 			MetadataNamespace: "ns", EndpointID: "id", ClientAddressHeader: "x-client",
 			TenantHeader: "x-t", SubjectHeader: "x-s", ReasonHeader: "x-r",
+			Metadata: envoy.MetadataNames{
+				Tenant: "mt", Subject: "ms", Plan: "mp", EndpointID: "me", DecisionID: "md", Reason: "mr", Policy: "mo",
+			},
 		},
-		Reflection: true, MaxMessageBytes: 2048, MaxConcurrentStreams: 7,
+		OmitRateLimitHeaders: true,
+		Reflection:           true, MaxMessageBytes: 2048, MaxConcurrentStreams: 7,
 		PingMinTime: 11 * time.Second, PingTime: 31 * time.Second, PingTimeout: 6 * time.Second,
 		MaxConnectionAge: 11 * time.Minute, MaxConnectionAgeGrace: 31 * time.Second,
 	}
