@@ -199,7 +199,7 @@ func (f *fault) row(ours, bare []*load.Report) Row {
 	}
 	for phase, report := range ours {
 		r.Admitted += report.Count(load.Allowed)
-		if phase != wrong || !f.dies {
+		if phase == after || !f.dies { // what was under way when it died fails, too
 			r.Errors += report.Count(load.Failed)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/sentinel-rls/sentinel-rls/internal/testserver"
 	"github.com/sentinel-rls/sentinel-rls/test/load"
@@ -115,7 +116,7 @@ func (s *stage) close() {
 func (s *stage) load() string {
 	text := fmt.Sprintf("Open loop, %.0f calls/s on each server", s.Rate)
 	if s.capacity > 0 {
-		text += fmt.Sprintf(", half of the %.0f that the program answered on %s in a closed loop (`rls_redis`) just before", s.capacity, s.servers[0])
+		text += fmt.Sprintf(", half of the %.0f that the program answered on %s in a closed loop (`rls_redis`) just before, with as many callers at the bare server", s.capacity, s.servers[0])
 	}
 	text += fmt.Sprintf("; deadlines of %v, breaker quarantine %v; of %d runs of each drill", s.Deadline, s.Quarantine, s.Runs)
 	if s.Short {
@@ -289,7 +290,8 @@ func (c *scene) close() {
 	}
 }
 
-// setRate makes the rate half of what the program answers in a closed loop, unless a rate was given.
+// setRate makes the rate half of what the program answers in a closed loop while the bare server is driven, too, as in the
+// drills, unless a rate was given.
 func (s *stage) setRate(ctx context.Context) error {
 	if s.Rate > 0 {
 		return nil
@@ -304,8 +306,12 @@ func (s *stage) setRate(ctx context.Context) error {
 		if _, err := (load.Closed{Callers: callers, For: capacityWarm}).Run(ctx, c.conns, ask); err != nil {
 			return err
 		}
-		calls, err := load.Closed{Callers: callers, For: capacityFor}.Run(ctx, c.conns, ask)
-		if err != nil {
+		var calls *load.Report
+		both, ctx := errgroup.WithContext(ctx)
+		loop := load.Closed{Callers: callers, For: capacityFor}
+		both.Go(func() error { _, err := loop.Run(ctx, s.bareConns, ask); return err })
+		both.Go(func() (err error) { calls, err = loop.Run(ctx, c.conns, ask); return err })
+		if err := both.Wait(); err != nil {
 			return err
 		}
 		// Answers that are not the store's own are denials here. They are quick and would feign a capacity.
