@@ -188,7 +188,7 @@ func rows() []row {
 				s.restart(t)
 				s.freeze(t)
 				time.Sleep(quarantine + 10*time.Millisecond)
-				s.hang(t, func() bool { return s.store.BreakerState() == "half-open" })
+				s.hang(t, settled()) // asking for the state makes an open breaker half-open, before there is a probe
 			},
 			open: emergency(""), closed: closed(rls.CircuitOpen, ""), breaker: "half-open",
 		},
@@ -517,12 +517,14 @@ func (s *stand) hang(t *testing.T, reached func() bool) {
 // fill has the only worker wait for the server and the only place in the queue taken.
 func (s *stand) fill(t *testing.T) {
 	t.Helper()
-	settled := func() func() bool {
-		start := time.Now()
-		return func() bool { return time.Since(start) > 100*time.Millisecond }
-	}
 	s.hang(t, settled())
 	s.hang(t, settled())
+}
+
+// settled holds once a call that was made before must have got where nothing shows it.
+func settled() func() bool {
+	start := time.Now()
+	return func() bool { return time.Since(start) > 200*time.Millisecond }
 }
 
 func (s *stand) freeze(t *testing.T) {
