@@ -579,7 +579,7 @@ func Default() Config {
 		Bounds:  Bounds{Descriptors: 64, Entries: 32, KeyBytes: 256, ValueBytes: 8192},
 		Redis:   Redis{Budget: 20 * time.Millisecond, Workers: 2, Queue: 4096},
 		Memory:  Memory{MaxBuckets: 200_000},
-		Guard:   Guard{Reserve: 8 * time.Millisecond, NoDeadline: 200 * time.Millisecond, MaxInFlight: 512},
+		Guard:   Guard{Reserve: 10 * time.Millisecond, NoDeadline: 200 * time.Millisecond, MaxInFlight: 512},
 		Breaker: Breaker{Failures: 5, Quarantine: 30 * time.Second},
 
 		DenyCache: DenyCache{MaxAge: time.Second, MaxBuckets: 65536},

@@ -24,7 +24,7 @@ type Config struct {
 	BreakerState func() string
 
 	StoreBudget time.Duration // the most one store call may take; 20 ms
-	Reserve     time.Duration // kept back from the caller's deadline for the way back; 8 ms, or half the time left when that is less
+	Reserve     time.Duration // kept back from the caller's deadline for the way back; 10 ms, or half the time left when that is less
 	NoDeadline  time.Duration // the deadline of a call that came without one; 200 ms
 	MaxInFlight int           // calls to the store that may be under way; 512. More are answered as if it were unavailable
 
@@ -91,7 +91,7 @@ func DefaultBounds() Bounds {
 // The guard's defaults.
 const (
 	DefaultStoreBudget = 20 * time.Millisecond
-	DefaultReserve     = 8 * time.Millisecond
+	DefaultReserve     = 10 * time.Millisecond
 	DefaultNoDeadline  = 200 * time.Millisecond
 	DefaultMaxInFlight = 512
 )

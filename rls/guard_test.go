@@ -24,12 +24,12 @@ func TestBudget(t *testing.T) {
 		deadline time.Duration // of the caller; 0: none
 		want     time.Duration // the store's; 0: not asked
 	}{
-		{"Envoy's 20 ms for RateLimitService", 20 * ms, 12 * ms},
+		{"Envoy's 20 ms for RateLimitService", 20 * ms, 10 * ms},
 		{"ext_authz with 200 ms", 200 * ms, 20 * ms},
-		{"28 ms", 28 * ms, 20 * ms},
-		{"27 ms", 27 * ms, 19 * ms},
-		{"16 ms", 16 * ms, 8 * ms},
-		{"15 ms: reserve of half", 15 * ms, 7500 * time.Microsecond},
+		{"30 ms", 30 * ms, 20 * ms},
+		{"29 ms", 29 * ms, 19 * ms},
+		{"22 ms", 22 * ms, 12 * ms},
+		{"19 ms: reserve of half", 19 * ms, 9500 * time.Microsecond},
 		{"5 ms", 5 * ms, 2500 * time.Microsecond},
 		{"2 ms", 2 * ms, 1 * ms},
 		{"less than 2 ms: the emergency cap answers at once", 2*ms - 1, 0},
