@@ -81,7 +81,7 @@ func TestRF_12_and_RF_17_frozenServer(t *testing.T) {
 		if trips := seen.failed.Load() - failed; trips < 5 || trips > 6 { // the sixth was under way on the other worker
 			t.Errorf("the breaker opened after %d failed round trips, want 5", trips)
 		}
-		if open.Load() != 40 || timeouts.Load() < 40 || spared.Load() == 0 {
+		if open.Load() != 40 || timeouts.Load() < 5 || spared.Load() == 0 {
 			t.Errorf("%d callers ended at the open breaker; %d calls timed out, %d were spared it",
 				open.Load(), timeouts.Load(), spared.Load())
 		}
