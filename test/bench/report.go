@@ -36,6 +36,10 @@ func newReport(size Size, store *testserver.Server) *Report {
 // maxOdd is the share of calls that may be denied, late or failed where all were meant to be admitted.
 const maxOdd = 0.001
 
+// voidOdd is the share from which on, in half of the windows, it is not the machine that pauses: a server that denies looks
+// fast.
+const voidOdd = 0.05
+
 // maxOthers is the share of the machine that other work may take before the figures are more about it than about us.
 const maxOthers = 0.1
 
