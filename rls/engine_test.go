@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"maps"
 	"slices"
 	"strings"
@@ -573,12 +574,17 @@ func TestBounds(t *testing.T) {
 // TestPF_05_LongValuesCostWhatTheBoundCosts: a value above the bound is refused by its length. No key is made of it.
 func TestPF_05_LongValuesCostWhatTheBoundCosts(t *testing.T) {
 	f := newFixture(t, shop)
+	// The least of some runs: what the runtime and earlier tests leave behind allocates, too.
 	refusal := func(r rls.Request) float64 {
-		return testing.AllocsPerRun(10, func() {
-			if result, err := f.Decide(t.Context(), r); err != nil || result.Reason != rls.InvalidRequest {
-				t.Errorf("got %v, %v", result.Reason, err)
-			}
-		})
+		least := math.Inf(1)
+		for range 5 {
+			least = min(least, testing.AllocsPerRun(10, func() {
+				if result, err := f.Decide(t.Context(), r); err != nil || result.Reason != rls.InvalidRequest {
+					t.Errorf("got %v, %v", result.Reason, err)
+				}
+			}))
+		}
+		return least
 	}
 	for name, descriptor := range map[string]string{
 		"value": "endpoint_id=orders tenant=%s", "endpoint": "endpoint_id=%s tenant=a", "key": "endpoint_id=orders %s=a",
