@@ -276,7 +276,7 @@ func FuzzEveryField(f *testing.F) {
 		ask.HitsAddend = hits
 		data, err := proto.Marshal(ask)
 		if err != nil { // text that is not UTF-8 is for the targets that send bytes
-			t.Skip()
+			return
 		}
 		for _, service := range []*rateLimitService{compat, native} {
 			var req rlsv3.RateLimitRequest

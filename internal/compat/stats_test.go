@@ -247,7 +247,7 @@ func TestStatsdOverTCP(t *testing.T) {
 	time.Sleep(50 * time.Millisecond) // it has tried in vain
 
 	if l, err = net.Listen("tcp", net.JoinHostPort(host, port)); err != nil {
-		t.Skip("the port was taken meanwhile")
+		t.Fatalf("the port was taken meanwhile: %v", err)
 	}
 	defer l.Close()
 	conn, err := l.Accept()
