@@ -15,11 +15,14 @@ func (n *node) heard(err error) {
 	if _, unfit := errors.AsType[*ConfigFault](err); unfit || errors.Is(err, context.Canceled) { // who asked goes away
 		return
 	}
-	if err != nil {
-		err = legible(err)
+	if err == nil {
+		if n.failure.Swap(nil) != nil {
+			n.Observer.Failing(n.addr, nil)
+		}
+		return
 	}
-	n.failure.Store(&err)
-	if failing := err != nil; n.failing.Swap(failing) != failing {
+	err = legible(err)
+	if n.failure.Swap(&err) == nil {
 		n.Observer.Failing(n.addr, err)
 	}
 }

@@ -24,8 +24,7 @@ type node struct {
 	stopped chan struct{} // closed when no worker will take from the queue any more
 
 	down     atomic.Bool              // the last thing sent to the server failed
-	failing  atomic.Bool              // as down, of what Observer.Failing was told
-	failure  atomic.Pointer[error]    // why; nil or a nil error: it did not
+	failure  atomic.Pointer[error]    // why, of what Observer.Failing was told; nil: it did not
 	underWay atomic.Int32             // round trips
 	identity atomic.Pointer[identity] // by the last probe
 	limit    batchLimit
