@@ -1,6 +1,7 @@
 package redis_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,6 +35,7 @@ func start(t testing.TB, cfg redis.Config) (*redis.Store, func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	budgets.Store(store, cmp.Or(cfg.Budget, redis.DefaultBudget))
 	ctx, cancel := context.WithCancel(context.Background())
 	stopped := make(chan error, 1)
 	go func() { stopped <- store.Run(ctx) }()
@@ -49,6 +51,9 @@ func start(t testing.TB, cfg redis.Config) (*redis.Store, func()) {
 		}
 	})
 }
+
+// budgets is the budget of each store, for answers.
+var budgets sync.Map
 
 // onEach runs a test on a server of its own of each kind.
 func onEach(t *testing.T, run func(t *testing.T, server *testserver.Server), opts ...testserver.Option) {
