@@ -63,11 +63,11 @@ func (s *authorizationService) readHeader(c *identity.Credentials, name, value s
 	switch name = strings.ToLower(name); name { // no allocation: Envoy sends lower case
 	case s.names.ClientAddressHeader:
 		c.ClientAddress = append(c.ClientAddress, value)
-	case "authorization":
+	case headerAuthorization:
 		c.Authorization = append(c.Authorization, value)
-	case "cookie":
+	case headerCookie:
 		c.Cookies = append(c.Cookies, value)
-	case "x-forwarded-for":
+	case headerForwardedFor:
 		c.ForwardedFor = append(c.ForwardedFor, value)
 	case headerContentType:
 		return strings.HasPrefix(strings.ToLower(value), "application/grpc")

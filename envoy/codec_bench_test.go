@@ -10,7 +10,7 @@ import (
 
 // BenchmarkCodec reads a question from the wire and writes an answer to it.
 func BenchmarkCodec(b *testing.B) {
-	c := newCodec(func(rls.Service) {})
+	c := newCodec(&Names{}, func(rls.Service) {})
 	wire, err := c.Marshal(question("shop", entries("tenant", "acme", "endpoint_id", "orders.create")))
 	if err != nil {
 		b.Fatal(err)

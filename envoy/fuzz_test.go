@@ -20,7 +20,7 @@ var endpointIDs = []string{"one", "two", "three", "ten", "narrow", "broad", "hug
 func answer(t *testing.T, data []byte, req proto.Message, service func(context.Context) (any, error)) any {
 	t.Helper()
 	counts := &tally{}
-	if err := newCodec(counts.Repaired).Unmarshal(mem.BufferSlice{mem.SliceBuffer(data)}, req); err != nil {
+	if err := newCodec(defaultNames(), counts.Repaired).Unmarshal(mem.BufferSlice{mem.SliceBuffer(data)}, req); err != nil {
 		return nil
 	}
 	g := guard{recorder: counts, log: slog.New(slog.DiscardHandler)}

@@ -12,6 +12,9 @@ import (
 
 // The names of the headers that the contract fixes. Lower case, as Envoy sends every name.
 const (
+	headerAuthorization      = "authorization"
+	headerCookie             = "cookie"
+	headerForwardedFor       = "x-forwarded-for"
 	headerContentType        = "content-type"
 	headerRetryAfter         = "retry-after"
 	headerWWWAuthenticate    = "www-authenticate"

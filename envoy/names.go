@@ -73,7 +73,7 @@ func (n *Names) check() error {
 		}
 	}
 	distinct("request headers", n.ClientAddressHeader, n.TenantHeader, n.SubjectHeader,
-		"authorization", "cookie", "x-forwarded-for", headerContentType)
+		headerAuthorization, headerCookie, headerForwardedFor, headerContentType)
 	distinct("response headers", n.ReasonHeader, headerContentType, headerRetryAfter, headerWWWAuthenticate, headerSetCookie,
 		headerGRPCStatus, headerRateLimitLimit, headerRateLimitRemaining, headerRateLimitReset, headerEnvoyRateLimited)
 	m := &n.Metadata

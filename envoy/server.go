@@ -99,7 +99,7 @@ func NewServer(cfg Config) (*Server, error) {
 	g := guard{recorder: cfg.Recorder, log: cfg.Log}
 	s := &Server{
 		grpc: grpc.NewServer(append(cfg.ServerOptions(),
-			grpc.ForceServerCodecV2(newCodec(cfg.Recorder.Repaired)),
+			grpc.ForceServerCodecV2(newCodec(&names, cfg.Recorder.Repaired)),
 			grpc.UnaryInterceptor(g.unary),
 		)...),
 		health:    health.NewServer(),

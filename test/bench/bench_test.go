@@ -131,7 +131,7 @@ func TestProfile(t *testing.T) {
 	if err := profile(t.Context(), size, dir, t.Output()); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"cpu.pprof", "allocs.pprof"} {
+	for _, name := range []string{"rls_redis.cpu.pprof", "rls_redis.allocs.pprof", "authz_redis.cpu.pprof", "authz_redis.allocs.pprof"} {
 		text, err := os.ReadFile(filepath.Join(dir, name))
 		if err != nil || !bytes.HasPrefix(text, []byte{0x1f, 0x8b}) {
 			t.Errorf("%s: %d bytes, %v, want a compressed profile", name, len(text), err)

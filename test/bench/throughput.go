@@ -121,15 +121,10 @@ func (b *bench) authz(ctx context.Context, r *Report) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	signers, env, err := tokenKeys(dir)
+	settings, ask, err := b.checks(dir)
 	if err != nil {
 		return err
 	}
-	ask, err := signers[0].ask(b.size.tokens())
-	if err != nil {
-		return err
-	}
-	settings := load.Settings{Policies: admitAll, Store: b.store, Env: env}
 	cached, stop, err := b.enter(ctx, settings, ask)
 	if err != nil {
 		return err
@@ -137,7 +132,7 @@ func (b *bench) authz(ctx context.Context, r *Report) error {
 	defer stop()
 	entrants, rows := []entrant{b.barely(ask), cached}, []string{"authz_redis"}
 	if !b.size.Quick {
-		settings.Env = append(env, "SENTINEL_JWT_CACHE_TOKENS=0")
+		settings.Env = append(settings.Env, "SENTINEL_JWT_CACHE_TOKENS=0")
 		uncached, stop, err := b.enter(ctx, settings, ask)
 		if err != nil {
 			return err
@@ -158,6 +153,16 @@ func (b *bench) authz(ctx context.Context, r *Report) error {
 		r.Rows = append(r.Rows, row)
 	}
 	return nil
+}
+
+// checks is a program with keys in dir, and Checks with RS256 tokens that they sign.
+func (b *bench) checks(dir string) (load.Settings, load.Ask, error) {
+	signers, env, err := tokenKeys(dir)
+	if err != nil {
+		return load.Settings{}, nil, err
+	}
+	ask, err := signers[0].ask(b.size.tokens())
+	return load.Settings{Policies: admitAll, Store: b.store, Env: env}, ask, err
 }
 
 // verifyAll has each token verified, so that it is kept.
