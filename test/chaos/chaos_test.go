@@ -19,8 +19,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Every drill in its short form: one run with few calls, and deadlines and a store budget so long that a busy machine keeps
-// them. The full form, at Envoy's own deadlines, is `make chaos`.
+// Every drill in its short form: few calls, and deadlines and a store budget so long that a busy machine keeps them. The full
+// form, at Envoy's own deadlines, is `make chaos`.
 func TestDrills(t *testing.T) {
 	for _, kind := range testserver.Kinds() {
 		if _, err := testserver.Find(string(kind) + "-server"); err != nil {
@@ -40,17 +40,21 @@ func TestDrills(t *testing.T) {
 	for i, d := range drills {
 		t.Run(strings.TrimSpace(strings.ReplaceAll(d.cases, ",", "")+" "+d.name), func(t *testing.T) {
 			t.Parallel()
-			row, err := d.hold(t.Context(), s, o.Kinds[i%len(o.Kinds)])
-			if err != nil {
-				t.Fatal(err)
+			var rows []Row
+			var v verdict
+			// A row fails in two of three runs; two more tell where one did.
+			for len(rows) == 0 || len(rows) < 3 && len(v.failures) > 0 {
+				row, err := d.hold(t.Context(), s, o.Kinds[i%len(o.Kinds)])
+				if err != nil {
+					t.Fatal(err)
+				}
+				if row.Calls == 0 || row.Admitted == 0 || row.InTime+row.Late+row.Errors < row.Calls {
+					t.Errorf("%+v: not every call is accounted for", row)
+				}
+				rows = append(rows, row)
+				v = judge(d, rows, o)
 			}
-			if row.Calls == 0 || row.Admitted == 0 || row.InTime+row.Late+row.Errors < row.Calls {
-				t.Errorf("%+v: not every call is accounted for", row)
-			}
-			rows := []Row{row}
-			v := judge(d, rows, o)
 			printDrill(t.Output(), d, rows, v)
-			// A machine that is too busy for the bare server has no say about lateness.
 			if len(v.failures) > 0 {
 				t.Error(strings.Join(v.failures, "; "))
 			}
