@@ -333,5 +333,5 @@ endpoints:
     fail_mode: fail_open
     emergency: {capacity: 1, refill: 0}
     limits:
-      - {algorithm: token_bucket, capacity: 1000000000, refill: 1000000/s}
+      - {algorithm: token_bucket, capacity: 1000000000, refill: 1/s}
 `
