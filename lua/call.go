@@ -3,8 +3,10 @@ package lua
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/sentinel-rls/sentinel-rls/algorithms"
 )
@@ -31,12 +33,18 @@ const maxRules = 4096
 // Encoder writes script commands. It remembers how each rule is written, so that a command formats no numbers but
 // costs other than 1. Safe for concurrent use.
 type Encoder struct {
+	jitter int64 // milliseconds
+
 	mu    sync.RWMutex // protects known
 	known map[algorithms.Rule]*parameters
 }
 
-// NewEncoder returns an Encoder that knows no rule yet.
-func NewEncoder() *Encoder { return &Encoder{known: make(map[algorithms.Rule]*parameters)} }
+// NewEncoder returns an Encoder that knows no rule yet. What each of its commands writes lives on by a random time below
+// jitter after it is of no more use, so that keys that were written together do not expire together; answers do not
+// depend on it. 0: nothing does. A part of a millisecond is cut off.
+func NewEncoder(jitter time.Duration) *Encoder {
+	return &Encoder{jitter: jitter.Milliseconds(), known: make(map[algorithms.Rule]*parameters)}
+}
 
 // parameters are a rule's constant arguments: the algorithm and its three numbers. They are kept as interface values,
 // as clients take them, since making one allocates.
@@ -57,6 +65,9 @@ func (e *Encoder) AppendCommand(dst []any, calls []Call) ([]any, error) {
 		c := &calls[i]
 		p := e.parameters(c.Rule)
 		dst = append(dst, p.algorithm, opArg(c.Op), costArg(c.Cost), p.p1, p.p2, p.window(c))
+	}
+	if e.jitter > 0 {
+		dst = append(dst, rand.Int64N(e.jitter))
 	}
 	return dst, nil
 }

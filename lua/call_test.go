@@ -23,7 +23,7 @@ func texts(command []any) []string {
 
 func TestAppendCommand(t *testing.T) {
 	t.Parallel()
-	e := lua.NewEncoder()
+	e := lua.NewEncoder(0)
 	tb, sw := bucket(t, 100, 50, 60), window(t, 5000, time.Minute)
 	calls := []lua.Call{
 		take("a", tb, 1),
@@ -50,9 +50,34 @@ func TestAppendCommand(t *testing.T) {
 	}
 }
 
+// What is written lives on by a random time below the jitter; without one nothing is said of it.
+func TestAppendCommandWithJitter(t *testing.T) {
+	t.Parallel()
+	calls := []lua.Call{take("a", window(t, 1, time.Minute), 1), take("b", window(t, 1, time.Minute), 1)}
+	plain, err := lua.NewEncoder(time.Millisecond - 1).AppendCommand(nil, calls)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, seen := lua.NewEncoder(300*time.Second), make(map[int64]bool)
+	for range 100 {
+		got, err := e.AppendCommand(nil, calls)
+		if err != nil || len(got) != len(plain)+1 || !reflect.DeepEqual(texts(got[:len(plain)]), texts(plain)) {
+			t.Fatalf("%q, %v; want %q and one more", texts(got), err, texts(plain))
+		}
+		ms, ok := got[len(plain)].(int64)
+		if !ok || ms < 0 || ms >= 300_000 {
+			t.Fatalf("%v milliseconds, want 0 to 299999", got[len(plain)])
+		}
+		seen[ms] = true
+	}
+	if len(seen) < 90 {
+		t.Errorf("%d different times in 100", len(seen))
+	}
+}
+
 func TestAppendCommandRefuses(t *testing.T) {
 	t.Parallel()
-	e, rule := lua.NewEncoder(), bucket(t, 1, 1, 1)
+	e, rule := lua.NewEncoder(0), bucket(t, 1, 1, 1)
 	for _, n := range []int{0, lua.MaxCalls + 1} {
 		calls := make([]lua.Call, n)
 		for i := range calls {
@@ -83,7 +108,7 @@ func TestAppendCommandRefuses(t *testing.T) {
 // An encoder is used by several workers while policies change; it forgets rather than grow for ever.
 func TestEncoderIsConcurrentAndBounded(t *testing.T) {
 	t.Parallel()
-	e := lua.NewEncoder()
+	e := lua.NewEncoder(0)
 	var workers sync.WaitGroup
 	for w := range 4 {
 		workers.Go(func() {
@@ -109,7 +134,7 @@ func TestEncoderIsConcurrentAndBounded(t *testing.T) {
 
 // The hot path formats no numbers: one allocation per key, whose string becomes an interface value.
 func TestAppendCommandAllocations(t *testing.T) {
-	e, calls := lua.NewEncoder(), twoCalls(t)
+	e, calls := lua.NewEncoder(0), twoCalls(t)
 	buffer := make([]any, 0, 64)
 	if n := testing.AllocsPerRun(100, func() {
 		if _, err := e.AppendCommand(buffer, calls); err != nil {

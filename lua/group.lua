@@ -7,6 +7,7 @@
 --   3    cost, > 0
 --   4-6  tb: capacity in tokens; n and s of a refill of n tokens per s seconds
 --        others: limit; window in microseconds; the window start that a refund is for, 0: the current one
+--        and after those of the last bucket, or missing: milliseconds that what is written lives beyond its use
 --
 -- When a take, charge or peek does not fit, no take spends and no refund is paid. Charges are recorded all the same,
 -- and so are the takes of a counting window that do not fit.
@@ -48,6 +49,16 @@ for i = 1, #values do
   allowed = allowed and fits
   if not readable then
     values[i] = stored and '?' or '-'
+  end
+end
+
+local extra = argv[6 * #values + 1]
+if extra then
+  for i = 1, #values do
+    local a = 6 * i - 5
+    if argv[a] then
+      argv[a + 2] = argv[a + 2] + extra
+    end
   end
 end
 

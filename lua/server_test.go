@@ -37,7 +37,7 @@ func startServer(t *testing.T, kind testserver.Kind) *server {
 // connect connects to a server and has it load the script.
 func connect(t *testing.T, running *testserver.Server) *server {
 	t.Helper()
-	s := &server{Server: running, encoder: lua.NewEncoder()}
+	s := &server{Server: running, encoder: lua.NewEncoder(0)}
 	s.client = redis.NewClient(&redis.Options{
 		Network: s.Network(), Addr: s.Addr(), MaxRetries: -1, PoolSize: 1,
 		DialTimeout: 10 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second, PoolTimeout: 10 * time.Second,

@@ -13,7 +13,7 @@ import (
 func BenchmarkEncode(b *testing.B) {
 	for _, n := range []int{1, 4} {
 		b.Run(fmt.Sprintf("limits=%d", n), func(b *testing.B) {
-			calls, encoder := callsOf(b, n), lua.NewEncoder()
+			calls, encoder := callsOf(b, n), lua.NewEncoder(0)
 			var command []any
 			b.ReportAllocs()
 			for b.Loop() {

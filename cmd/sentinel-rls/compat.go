@@ -268,9 +268,10 @@ func (p *compatProgram) run(ctx context.Context, hangups <-chan os.Signal) error
 		return err
 	}
 	var files []descriptors.File
+	var readErr error
 	if p.source == nil {
-		files, err = policyfile.Steady(p.s.Runtime.Read)
-		p.live.apply(files, err)
+		files, readErr = policyfile.Steady(p.s.Runtime.Read)
+		p.live.apply(files, readErr)
 	}
 	p.tellStart(ports)
 
@@ -279,7 +280,7 @@ func (p *compatProgram) run(ctx context.Context, hangups <-chan os.Signal) error
 	if p.source != nil {
 		workers = append(workers, tiers.Part{Name: "xds", Run: p.source.Run})
 	} else {
-		w := policyfile.Watcher{Read: p.s.Runtime.Read, Now: hangups, Applied: files, Apply: p.live.apply}
+		w := policyfile.Watcher{Read: p.s.Runtime.Read, Now: hangups, Applied: files, AppliedErr: readErr, Apply: p.live.apply}
 		workers = append(workers, tiers.Part{Name: "limits", Run: w.Run})
 	}
 	sinks := []tiers.Part{{Name: "log", Run: p.logWriter.Run}}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sentinel-rls/sentinel-rls/config"
 	"github.com/sentinel-rls/sentinel-rls/internal/compat"
+	tiers "github.com/sentinel-rls/sentinel-rls/internal/run"
 	"github.com/sentinel-rls/sentinel-rls/internal/telemetry"
 	"github.com/sentinel-rls/sentinel-rls/rls"
 	"github.com/sentinel-rls/sentinel-rls/store/memory"
@@ -53,6 +54,7 @@ func newRedisStores(s compat.Settings, cfg config.Config, stats *compat.Stats, r
 	if err != nil {
 		return compatStore{}, named("REDIS_URL", err)
 	}
+	one.parts = startupNamed("REDIS_STARTUP_MAX_ELAPSED_TIME", one.parts)
 	recorder.WatchBreaker(one.breakerState)
 	c := compatStore{store: one, unhealthy: func() bool { return s.Redis.HealthCheck && isDown(one) }}
 	if !s.PerSecond.On {
@@ -62,6 +64,7 @@ func newRedisStores(s compat.Settings, cfg config.Config, stats *compat.Stats, r
 	if err != nil {
 		return compatStore{}, named("REDIS_PERSECOND_URL", err)
 	}
+	second.parts = startupNamed("REDIS_PERSECOND_STARTUP_MAX_ELAPSED_TIME", second.parts)
 	c.Store = &perSecond{seconds: second, others: one}
 	c.name = "redis, and another for limits of a second"
 	c.parts = slices.Concat(one.parts, second.parts)
@@ -79,6 +82,21 @@ func newRedisStores(s compat.Settings, cfg config.Config, stats *compat.Stats, r
 
 func named(variable string, err error) error { return fmt.Errorf("%s: %w", variable, err) }
 
+// startupNamed has the parts of a store say which variable ended the process because no server came.
+func startupNamed(variable string, parts []tiers.Part) []tiers.Part {
+	named := slices.Clone(parts)
+	for i, part := range parts {
+		named[i].Run = func(ctx context.Context) error {
+			err := part.Run(ctx)
+			if errors.Is(err, redis.ErrNoServer) {
+				return fmt.Errorf("%w (start it, or raise %s; 0 waits for ever)", err, variable)
+			}
+			return err
+		}
+	}
+	return named
+}
+
 func isDown(s store) bool { return slices.Contains(s.degraded(), redis.DegradedDown) }
 
 // newCompatRedis returns one Redis.
@@ -93,7 +111,8 @@ func newCompatRedis(s compat.Settings, r compat.Redis, cfg config.Config, pool *
 	}
 	rc.URL, rc.Username, rc.PasswordFile, rc.TLS = address, "", "", nil
 	rc.SentinelUsername, rc.SentinelPassword, rc.SentinelPasswordFile = "", "", ""
-	rc.DialTimeout = r.DialTimeout
+	rc.DialTimeout, rc.ExpiryJitter = r.DialTimeout, s.ExpiryJitter
+	rc.Startup = redis.Startup{Every: r.Startup.Every, Most: r.Startup.Most, Bound: r.Startup.Bound}
 	if r.Type == compat.Sentinel {
 		rc.SentinelUsername, rc.SentinelPassword = r.Login(r.SentinelAuth)
 	}

@@ -49,7 +49,8 @@ import (
 type compatInstance struct {
 	instance
 	httpAddr, prometheusAddr string
-	stop                     func() int
+	stop                     func() int // ends it, and returns its exit code
+	wait                     func() int // waits until it has ended by itself
 }
 
 // compatServing runs `sentinel-rls compat` in this process, on free ports, until the test ends.
@@ -70,6 +71,13 @@ func compatServing(t *testing.T, env ...string) compatInstance {
 	c := compatInstance{stop: func() int {
 		cancel(errors.New("the test stops it"))
 		<-ended
+		return code
+	}, wait: func() int {
+		select {
+		case <-ended:
+		case <-time.After(time.Minute):
+			t.Fatal("it does not end by itself")
+		}
 		return code
 	}}
 	t.Cleanup(func() {
@@ -261,9 +269,10 @@ func TestCompatReload(t *testing.T) {
 	}
 	publish("a", compatFile)
 	eventually(t, "the first files", is(10))
-	if code, text := httpDo(t, "GET", "http://"+in.httpAddr+"/healthcheck", ""); code != 200 {
-		t.Errorf("/healthcheck with files: %d %s", code, text)
-	}
+	eventually(t, "/healthcheck with files", func() bool {
+		code, _ := httpDo(t, "GET", "http://"+in.httpAddr+"/healthcheck", "")
+		return code == 200
+	})
 	publish("b", strings.ReplaceAll(compatFile, "10}", "20}"))
 	eventually(t, "the ConfigMap's update", is(20))
 	before := failed()
@@ -275,12 +284,16 @@ func TestCompatReload(t *testing.T) {
 	if _, text := get(t, in.instance, "/policies"); !strings.Contains(text, `"stale":true`) || !strings.Contains(text, "fortnight") {
 		t.Errorf("/policies does not say what is wrong: %s", text)
 	}
-	if err := os.RemoveAll(dir); err != nil {
+	// In one step, or states between would be seen and counted too.
+	if err := os.Rename(dir, dir+"-gone"); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the missing directory is counted", func() bool { return failed() == before+2 })
 	if !is(20)() {
 		t.Error("a missing directory took the limits away")
+	}
+	if problems := strings.Count(in.log(), dir+": no such file or directory"); problems != 2 {
+		t.Errorf("the log tells %d times that the directory is missing, which it was twice", problems)
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
@@ -289,10 +302,10 @@ func TestCompatReload(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "more.txt"), []byte("domain: shop\ndescriptors: [{key: b, rate_limit: {unit: day, requests_per_unit: 7}}]\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "it recovers", is(30))
-	if got, _ := limitOf(t, conn, asking("shop", "b", "x")); got != 7 {
-		t.Errorf("the merged file's limit is %d, want 7", got)
-	}
+	eventually(t, "it recovers, with the merged file", func() bool {
+		got, _ := limitOf(t, conn, asking("shop", "b", "x"))
+		return is(30)() && got == 7
+	})
 }
 
 // Two files that exchange their contents hold what they held, in another order: the patterns of the first are tried first.

@@ -40,6 +40,7 @@ type Settings struct {
 	MergeDomains       bool
 	XDS                XDS
 
+	ExpiryJitter    time.Duration // 0: none
 	LocalCacheBytes int
 	NearRatio       float64
 	KeyPrefix       string
@@ -116,6 +117,14 @@ type Redis struct {
 	HealthCheck  bool // /healthcheck fails while it does not answer
 
 	DialTimeout time.Duration // of one attempt to connect; 0: our own
+	Startup     Startup
+}
+
+// Startup is how often a server that was away at the start is asked, and for how long.
+type Startup struct {
+	Every time.Duration // twice as long after each time
+	Most  time.Duration // 0: our own
+	Bound time.Duration // 0: for ever
 }
 
 // StatsSettings say who is told the statistics.

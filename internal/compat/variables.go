@@ -27,9 +27,7 @@ func Variables() []Variable { return slices.Clone(variables) }
 const (
 	whyPool     = "it tunes a pool of connections that does not exist here: a few pipelined connections carry all calls"
 	whyPipeline = "it tunes that client's pipelines; calls that wait for the same server always share a round trip here"
-	whyStartup  = "the process serves at once, by the rules' fail modes, and connects when the server is there"
 	whyMemcache = "it tunes memcache, which is not supported"
-	whyTracing  = "it has a meaning with TRACING_ENABLED only"
 )
 
 var variables = slices.Concat([]Variable{
@@ -74,7 +72,7 @@ var variables = slices.Concat([]Variable{
 	{"XDS_CLIENT_BACKOFF_JITTER", "true", "", flag(func(s *Settings) *bool { return &s.XDS.Jitter })},
 	{"XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", "", "", number(func(s *Settings) *int { return &s.XDS.MaxMessageBytes }, 1, 1<<30)},
 
-	{"EXPIRATION_JITTER_MAX_SECONDS", "300", "a bucket expires with its window: no two of one server do so at once, and none stays for minutes", nil},
+	{"EXPIRATION_JITTER_MAX_SECONDS", "300", "", whenSet("EXPIRATION_JITTER_MAX_SECONDS", seconds(func(s *Settings) *time.Duration { return &s.ExpiryJitter }))},
 	{"LOCAL_CACHE_SIZE_IN_BYTES", "0", "", number(func(s *Settings) *int { return &s.LocalCacheBytes }, 0, 1<<40)},
 	{"NEAR_LIMIT_RATIO", "0.8", "", ratio(func(s *Settings) *float64 { return &s.NearRatio })},
 	{"CACHE_KEY_PREFIX", "", "", text(func(s *Settings) *string { return &s.KeyPrefix })},
@@ -122,11 +120,11 @@ var variables = slices.Concat([]Variable{
 		{"LOG_LEVEL", "WARN", "", level},
 		{"LOG_FORMAT", "text", "", word(func(s *Settings) *string { return &s.LogFormat }, "text", "json")},
 		{"TRACING_ENABLED", "false", "", tracing},
-		{"TRACING_SERVICE_NAME", "RateLimit", whyTracing, nil},
-		{"TRACING_SERVICE_NAMESPACE", "", whyTracing, nil},
-		{"TRACING_SERVICE_INSTANCE_ID", "", whyTracing, nil},
-		{"TRACING_EXPORTER_PROTOCOL", "http", whyTracing, nil},
-		{"TRACING_SAMPLING_RATE", "1", whyTracing, nil},
+		{"TRACING_SERVICE_NAME", "RateLimit", "", text(ofTracing[string])},
+		{"TRACING_SERVICE_NAMESPACE", "", "", text(ofTracing[string])},
+		{"TRACING_SERVICE_INSTANCE_ID", "", "", text(ofTracing[string])},
+		{"TRACING_EXPORTER_PROTOCOL", "http", "", text(ofTracing[string])},
+		{"TRACING_SAMPLING_RATE", "1", "", decimal(ofTracing[float64])},
 	})
 
 // redisVariables are the variables of one of the two servers.
@@ -153,9 +151,9 @@ func redisVariables(prefix string, of func(s *Settings) *Redis) []Variable {
 		{"TIMEOUT", "10s", "", whenSet(prefix+"TIMEOUT", duration(func(s *Settings) *time.Duration { return &of(s).DialTimeout }))},
 		{"POOL_ON_EMPTY_BEHAVIOR", "WAIT", whyPool, nil},
 		{"HEALTH_CHECK_ACTIVE_CONNECTION", "false", "", flag(func(s *Settings) *bool { return &of(s).HealthCheck })},
-		{"STARTUP_INITIAL_INTERVAL", "1s", whyStartup, nil},
-		{"STARTUP_MAX_INTERVAL", "30s", whyStartup, nil},
-		{"STARTUP_MAX_ELAPSED_TIME", "0", whyStartup, nil},
+		{"STARTUP_INITIAL_INTERVAL", "1s", "", duration(func(s *Settings) *time.Duration { return &of(s).Startup.Every })},
+		{"STARTUP_MAX_INTERVAL", "30s", "", whenSet(prefix+"STARTUP_MAX_INTERVAL", duration(func(s *Settings) *time.Duration { return &of(s).Startup.Most }))},
+		{"STARTUP_MAX_ELAPSED_TIME", "0", "", durationOrNone(func(s *Settings) *time.Duration { return &of(s).Startup.Bound })},
 	}
 	for i := range all {
 		all[i].Name = prefix + all[i].Name
@@ -193,6 +191,18 @@ func number(of func(*Settings) *int, least, most int) func(*Settings, string) er
 
 func port(of func(*Settings) *int) func(*Settings, string) error { return number(of, 0, 65535) }
 
+// maxJitter bounds how much longer a key may live than it is of use: a year.
+const maxJitter = 365 * 24 * 60 * 60
+
+func seconds(of func(*Settings) *time.Duration) func(*Settings, string) error {
+	return func(s *Settings, v string) error {
+		var n int
+		err := number(func(*Settings) *int { return &n }, 0, maxJitter)(s, v)
+		*of(s) = time.Duration(n) * time.Second
+		return err
+	}
+}
+
 func ratio(of func(*Settings) *float64) func(*Settings, string) error {
 	return func(s *Settings, v string) error {
 		f, err := strconv.ParseFloat(v, 64)
@@ -204,11 +214,36 @@ func ratio(of func(*Settings) *float64) func(*Settings, string) error {
 	}
 }
 
+// ofTracing is where the words go that that service reads, too, and uses with TRACING_ENABLED alone.
+func ofTracing[T any](*Settings) *T { return new(T) }
+
+func decimal(of func(*Settings) *float64) func(*Settings, string) error {
+	return func(s *Settings, v string) error {
+		f, err := strconv.ParseFloat(v, 64)
+		if err != nil {
+			return errors.New("must be a number")
+		}
+		*of(s) = f
+		return nil
+	}
+}
+
 func duration(of func(*Settings) *time.Duration) func(*Settings, string) error {
 	return func(s *Settings, v string) error {
 		d, err := time.ParseDuration(v)
 		if err != nil || d <= 0 {
 			return errors.New("must be a time above 0, as 10s or 1h")
+		}
+		*of(s) = d
+		return nil
+	}
+}
+
+func durationOrNone(of func(*Settings) *time.Duration) func(*Settings, string) error {
+	return func(s *Settings, v string) error {
+		d, err := time.ParseDuration(v)
+		if err != nil || d < 0 {
+			return errors.New("must be a time, as 10s or 1h, or 0")
 		}
 		*of(s) = d
 		return nil

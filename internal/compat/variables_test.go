@@ -43,6 +43,9 @@ func TestEveryVariable(t *testing.T) {
 			"TLS_CLIENT_KEY":                 {"k.pem", func(s *compat.Settings) { of(s).TLS.Key = "k.pem" }},
 			"TLS_CACERT":                     {"ca.pem", func(s *compat.Settings) { of(s).TLS.CA = "ca.pem" }},
 			"TLS_SKIP_HOSTNAME_VERIFICATION": {"true", func(s *compat.Settings) { of(s).TLS.AnyHost = true }},
+			"STARTUP_INITIAL_INTERVAL":       {"2s", func(s *compat.Settings) { of(s).Startup.Every = 2 * time.Second }},
+			"STARTUP_MAX_INTERVAL":           {"20s", func(s *compat.Settings) { of(s).Startup.Most = 20 * time.Second }},
+			"STARTUP_MAX_ELAPSED_TIME":       {"5m", func(s *compat.Settings) { of(s).Startup.Bound = 5 * time.Minute }},
 			"HEALTH_CHECK_ACTIVE_CONNECTION": {"true", func(s *compat.Settings) { of(s).HealthCheck = true }},
 		}
 	}
@@ -86,6 +89,7 @@ func TestEveryVariable(t *testing.T) {
 		"XDS_CLIENT_BACKOFF_JITTER":                     {"false", func(s *compat.Settings) { s.XDS.Jitter = false }},
 		"XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES":              {"9000", func(s *compat.Settings) { s.XDS.MaxMessageBytes = 9000 }},
 
+		"EXPIRATION_JITTER_MAX_SECONDS":           {"60", func(s *compat.Settings) { s.ExpiryJitter = time.Minute }},
 		"LOCAL_CACHE_SIZE_IN_BYTES":               {"1000000", func(s *compat.Settings) { s.LocalCacheBytes = 1_000_000 }},
 		"NEAR_LIMIT_RATIO":                        {"0.5", func(s *compat.Settings) { s.NearRatio = 0.5 }},
 		"CACHE_KEY_PREFIX":                        {"blue:", func(s *compat.Settings) { s.KeyPrefix = "blue:" }},
@@ -118,6 +122,12 @@ func TestEveryVariable(t *testing.T) {
 		"LOG_LEVEL":       {"trace", func(s *compat.Settings) { s.LogLevel = "debug" }},
 		"LOG_FORMAT":      {"JSON", func(s *compat.Settings) { s.LogFormat = "json" }},
 		"TRACING_ENABLED": {"false", func(*compat.Settings) {}},
+		// Without TRACING_ENABLED they change nothing there either.
+		"TRACING_SERVICE_NAME":        {"limits", func(*compat.Settings) {}},
+		"TRACING_SERVICE_NAMESPACE":   {"shop", func(*compat.Settings) {}},
+		"TRACING_SERVICE_INSTANCE_ID": {"1", func(*compat.Settings) {}},
+		"TRACING_EXPORTER_PROTOCOL":   {"grpc", func(*compat.Settings) {}},
+		"TRACING_SAMPLING_RATE":       {"0.1", func(*compat.Settings) {}},
 	}
 	for name, c := range redis(func(s *compat.Settings) *compat.Redis { return &s.Redis }) {
 		changes["REDIS_"+name] = c
@@ -142,6 +152,9 @@ func TestEveryVariable(t *testing.T) {
 					t.Errorf("%s=%s: notices %v, -want +got\n%s", v.Name, c.value, notices, diff)
 				}
 			default:
+				if !regexp.MustCompile(`^MEMCACHE_|^REDIS_(PERSECOND_)?(POOL|PIPELINE|CLUSTER_PIPELINE)_`).MatchString(v.Name) {
+					t.Errorf("%s is without effect, and neither memcache's nor a pool's of that service's client", v.Name)
+				}
 				got, notices := settings(t, v.Name+"=1")
 				if diff := cmp.Diff(defaults, got, cmpopts.IgnoreUnexported(compat.Settings{})); diff != "" {
 					t.Errorf("it is said to be without effect:\n%s", diff)
@@ -198,6 +211,11 @@ func TestRefusedAtTheStart(t *testing.T) {
 		{"REDIS_TYPE=RING", "REDIS_TYPE=RING: must be one of SINGLE, SENTINEL, CLUSTER"},
 		{"REDIS_TYPE=SENTINEL", "REDIS_URL: must be master,host:port"},
 		{"REDIS_TYPE=CLUSTER", "REDIS_URL: must be host:port"},
+		{"TRACING_SAMPLING_RATE=often", "must be a number"},
+		{"EXPIRATION_JITTER_MAX_SECONDS=-1", "must be an integer in 0..31536000"},
+		{"EXPIRATION_JITTER_MAX_SECONDS=5m", "must be an integer in 0..31536000"},
+		{"REDIS_STARTUP_INITIAL_INTERVAL=0", "must be a time above 0"},
+		{"REDIS_STARTUP_MAX_ELAPSED_TIME=-1s", "must be a time, as 10s or 1h, or 0"},
 		{"TRACING_ENABLED=true", "no traces are exported: unset it"},
 		{"PORT=99999", "PORT=99999: must be an integer in 0..65535"},
 		{"SHADOW_MODE=maybe", "SHADOW_MODE=maybe: must be true or false"},

@@ -36,8 +36,10 @@ type Watcher struct {
 	// Now asks to apply at once what is there, settled or not, and even when it is what was applied last.
 	Now <-chan os.Signal
 
-	// Applied is what was read and applied before Run: while the paths still hold it, nothing has changed.
-	Applied []descriptors.File
+	// Applied and AppliedErr are what Read returned, and what was applied, before Run: while it still returns that, nothing
+	// has changed.
+	Applied    []descriptors.File
+	AppliedErr error
 
 	// Apply receives what Read returned after each change, also of what is wrong. Called by Run, one call at a time. Required.
 	Apply func(files []descriptors.File, err error)
@@ -58,7 +60,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	}
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
-	seen := newLook(w.Applied, nil)
+	seen := newLook(w.Applied, w.AppliedErr)
 	applied := seen.sum
 	since, differsSince := time.Now(), time.Now()
 	for {

@@ -41,11 +41,8 @@ func watch(t *testing.T, dir string) *watched {
 	t.Helper()
 	w := &watched{T: t, dir: dir, now: make(chan os.Signal, 1)}
 	files, err := policyfile.Read([]string{dir})
-	if err != nil {
-		t.Fatal(err)
-	}
 	watcher := policyfile.Watcher{
-		Paths: []string{dir}, Now: w.now, Applied: files,
+		Paths: []string{dir}, Now: w.now, Applied: files, AppliedErr: err,
 		Apply: func(files []descriptors.File, err error) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
@@ -183,6 +180,18 @@ func TestCFG_10_WhatIsWrongIsSaidOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.pass(time.Minute, "error: DIR: no such file or directory; name an existing file or directory")
+		w.write("shop.yaml", "one")
+		w.pass(time.Minute, "shop.yaml=one")
+	})
+}
+
+// What was wrong before it began to watch was said then.
+func TestCFG_10_WhatWasWrongAtTheStart(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		w := watch(t, dir)
+		w.pass(time.Minute)
 		w.write("shop.yaml", "one")
 		w.pass(time.Minute, "shop.yaml=one")
 	})

@@ -59,7 +59,7 @@ func (c *command) encode(encoder *lua.Encoder, group rls.Group) error {
 	for i, take := range group {
 		calls[i] = lua.Call{Key: take.Key, Rule: take.Rule, Op: take.Op, Cost: take.Cost, Window: take.Window}
 	}
-	args, err := encoder.AppendCommand(make([]any, 0, 3+7*len(calls)), calls)
+	args, err := encoder.AppendCommand(make([]any, 0, 4+7*len(calls)), calls)
 	if err != nil {
 		return fmt.Errorf("%w: %w", rls.ErrStore, err)
 	}

@@ -31,6 +31,12 @@ func (c Config) withDefaults() Config {
 	if c.ProbeEvery == 0 {
 		c.ProbeEvery = DefaultProbeEvery
 	}
+	if c.Startup.Most == 0 {
+		c.Startup.Most = c.ProbeEvery
+	}
+	if c.Startup.Every == 0 {
+		c.Startup.Every = c.Startup.Most
+	}
 	if c.HeartbeatEvery == 0 {
 		c.HeartbeatEvery = DefaultHeartbeatEvery
 	}
@@ -51,7 +57,10 @@ func (c Config) check() error {
 	check(c.DialTimeout > 0, "dial timeout %v: must be positive", c.DialTimeout)
 	check(c.Workers > 0, "%d workers: must be positive", c.Workers)
 	check(c.ProbeEvery > 0, "a probe every %v: must be positive", c.ProbeEvery)
+	check(c.Startup.Every > 0 && c.Startup.Most > 0, "a probe every %v to %v at the start: must be positive", c.Startup.Every, c.Startup.Most)
+	check(c.Startup.Bound >= 0, "%v for a server to answer at the start: must not be negative", c.Startup.Bound)
 	check(c.HeartbeatEvery > 0, "a heartbeat every %v: must be positive", c.HeartbeatEvery)
+	check(c.ExpiryJitter >= 0, "an expiry jitter of %v: must not be negative", c.ExpiryJitter)
 	check(c.HeartbeatKey == "" || strings.Contains(c.HeartbeatKey, "}"), "the heartbeat's key %q: must have a hash tag", c.HeartbeatKey)
 	check(c.Queue > 0, "a queue of %d calls: must be positive", c.Queue)
 	for _, file := range []string{c.PasswordFile, c.SentinelPasswordFile} {

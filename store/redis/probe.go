@@ -225,8 +225,12 @@ const watchTimeout = time.Second
 // unfitEvery is how soon watch looks again while the configuration is unfit, so that what is mended is soon in use.
 const unfitEvery = time.Second
 
-// watch probes the servers every ProbeEvery, or sooner while they are unfit, until ctx is done.
-func (s *Store) watch(ctx context.Context) {
+// watch probes the servers until ctx is done: until one has answered as Startup says, and from then on every ProbeEvery, or
+// sooner while they are unfit. The error wraps ErrNoServer: none answered for as long as Startup allows.
+func (s *Store) watch(ctx context.Context) error {
+	if err := s.awaitFirst(ctx); err != nil {
+		return err
+	}
 	wait := s.ProbeEvery
 	for sleep(ctx, wait, nil) {
 		s.look(ctx)
@@ -235,6 +239,44 @@ func (s *Store) watch(ctx context.Context) {
 			wait = min(wait, unfitEvery)
 		}
 	}
+	return nil
+}
+
+// awaitFirst returns once a server has answered a probe, were it with a fault, or ctx is done.
+func (s *Store) awaitFirst(ctx context.Context) error {
+	began, wait := time.Now(), min(s.Startup.Every, s.Startup.Most)
+	for !s.answered() {
+		pause := wait
+		if s.Startup.Bound > 0 {
+			left := s.Startup.Bound - time.Since(began)
+			if left <= 0 {
+				return s.noServer()
+			}
+			pause = min(pause, left)
+		}
+		if !sleep(ctx, pause, nil) {
+			return nil
+		}
+		s.look(ctx)
+		wait = min(2*wait, s.Startup.Most)
+	}
+	return nil
+}
+
+// answered reports whether a server has ever answered a probe.
+func (s *Store) answered() bool {
+	return s.fault.Load() != nil || slices.ContainsFunc(s.servers.nodes(), func(n *node) bool { return n.identity.Load() != nil })
+}
+
+// noServer is what becomes of a start without a server.
+func (s *Store) noServer() error {
+	err := fmt.Errorf("%w, for %v", ErrNoServer, s.Startup.Bound)
+	for _, n := range s.servers.nodes() {
+		if cause := n.cause(); cause != nil {
+			return fmt.Errorf("%w: %s: %w", err, n.addr, cause)
+		}
+	}
+	return err
 }
 
 func (s *Store) look(ctx context.Context) {

@@ -1,9 +1,11 @@
 package redis_test
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http/httptest"
@@ -12,9 +14,11 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/sentinel-rls/sentinel-rls/algorithms"
 	"github.com/sentinel-rls/sentinel-rls/internal/testserver"
 	"github.com/sentinel-rls/sentinel-rls/rls"
 	"github.com/sentinel-rls/sentinel-rls/store/redis"
@@ -247,6 +251,111 @@ func TestServerComesLater(t *testing.T) {
 	answers(t, store, take("k", never(t, 1)))
 }
 
+// TestStartup: a server that was never there is probed ever more seldom, and for a bounded time; one that was is not.
+func TestStartup(t *testing.T) {
+	t.Parallel()
+	t.Run("it gives up", func(t *testing.T) {
+		t.Parallel()
+		l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+		must(t, err)
+		var probes atomic.Int32
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				probes.Add(1)
+				_ = c.Close() // as one that starts and fails does
+			}
+		}()
+		defer l.Close()
+		store, err := redis.New(redis.Config{
+			URL: "redis://" + l.Addr().String(), Budget: plenty, ProbeEvery: time.Hour,
+			Startup: redis.Startup{Every: 10 * time.Millisecond, Most: 320 * time.Millisecond, Bound: 2 * time.Second},
+		})
+		must(t, err)
+		began := time.Now()
+		err = store.Run(t.Context())
+		if !errors.Is(err, redis.ErrNoServer) || !contains(err, "for 2s: "+l.Addr().String()) || time.Since(began) < 2*time.Second {
+			t.Errorf("Run = %v after %v, want ErrNoServer and the cause", err, time.Since(began))
+		}
+		// Waits of 10, 20, 40, 80, 160 and then 320 ms: 5, and as many as fit into the rest, and one at the end.
+		if n := probes.Load(); n < 2 || n > 5+6+1 {
+			t.Errorf("%d probes in 2 s, want 12", n)
+		}
+	})
+	t.Run("it was there once", func(t *testing.T) {
+		t.Parallel()
+		server := testserver.Start(t, testserver.Redis)
+		store, err := redis.New(redis.Config{
+			URL: server.URL(), Budget: plenty, ProbeEvery: time.Hour, Startup: redis.Startup{Bound: time.Nanosecond},
+		})
+		must(t, err)
+		must(t, store.Probe(t.Context()))
+		server.Kill()
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		if err := store.Run(ctx); err != nil {
+			t.Errorf("Run = %v, want it to wait for ever", err)
+		}
+	})
+	t.Run("it comes later", func(t *testing.T) {
+		t.Parallel()
+		server := testserver.Start(t, testserver.Redis)
+		server.Kill()
+		store := open(t, redis.Config{
+			URL: server.URL(), Budget: plenty, ProbeEvery: time.Hour,
+			Startup: redis.Startup{Every: 10 * time.Millisecond, Most: 20 * time.Millisecond, Bound: time.Hour},
+		})
+		eventually(t, "the server is missed", func() bool { return len(store.Degraded()) > 0 })
+		must(t, server.Restart())
+		eventually(t, "the server is found", func() bool { return len(store.Degraded()) == 0 })
+		answers(t, store, take("k", never(t, 1)))
+	})
+}
+
+// TestExpiryJitter: keys live on for a while, and nothing else changes.
+func TestExpiryJitter(t *testing.T) {
+	onEach(t, func(t *testing.T, server *testserver.Server) {
+		client := raw(t, server)
+		plain := open(t, redis.Config{URL: server.URL(), Budget: plenty})
+		jittered := open(t, redis.Config{URL: server.URL(), Budget: plenty, ExpiryJitter: time.Hour})
+		rule, err := algorithms.NewCountingWindow(2, time.Second)
+		must(t, err)
+		longest := time.Duration(0)
+		const keys = 20
+		key := func(i int) string { return fmt.Sprint("sentinel:d1:{k}:", i) }
+		for i := range keys {
+			answers(t, jittered, take(key(i), rule))
+			_, ttl, ok := readKey(t, client, key(i))
+			if !ok || ttl > time.Hour+2*time.Second {
+				t.Fatalf("%s: there %t, expires in %v", key(i), ok, ttl)
+			}
+			longest = max(longest, ttl)
+		}
+		if longest < 5*time.Minute { // twenty times in the first twelfth
+			t.Errorf("the longest of %d keys expires in %v", keys, longest)
+		}
+		time.Sleep(1100 * time.Millisecond) // the window is over, although the keys live
+		left := 0
+		for i := range keys {
+			for _, store := range []*redis.Store{plain, jittered} {
+				a := answers(t, store, rls.Group{{Key: key(i), Rule: rule, Op: algorithms.OpPeek, Cost: 1}})
+				if a.Before[0].Present {
+					left++
+				}
+				if in := rule.Advance(a.Before[0], a.Now); in.Level != 0 {
+					t.Errorf("%s in the next window: %+v", key(i), in)
+				}
+			}
+		}
+		if left < keys {
+			t.Errorf("of %d keys %d are left: nothing was shown", 2*keys, left)
+		}
+	})
+}
+
 // TestPasswordFile: it is read for every connection.
 func TestPasswordFile(t *testing.T) {
 	t.Parallel()
@@ -401,6 +510,8 @@ func TestNewRefuses(t *testing.T) {
 		"dial timeout":      {{URL: "redis://host", DialTimeout: -1}},
 		"workers":           {{URL: "redis://host", Workers: -1}},
 		"queue":             {{URL: "redis://host", Queue: -1}},
+		"at the start":      {{URL: "redis://host", Startup: redis.Startup{Every: -1}}, {URL: "redis://host", Startup: redis.Startup{Bound: -1}}},
+		"expiry jitter":     {{URL: "redis://host", ExpiryJitter: -1}},
 		"probe":             {{URL: "redis://host", ProbeEvery: -1}},
 		"password file":     {{URL: "redis://host", PasswordFile: "/does/not/exist"}},
 		"is empty":          {{URL: "redis://host", PasswordFile: empty}},

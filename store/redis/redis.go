@@ -75,6 +75,10 @@ type Config struct {
 	// at once.
 	Queue int
 
+	// ExpiryJitter has each key live on by a random time below it after it is of no more use, so that keys that were written
+	// together do not expire together. Answers do not depend on it. 0: keys expire as soon as they may.
+	ExpiryJitter time.Duration
+
 	// AssumeNoeviction takes it as given that the server evicts no keys, where INFO may not be read.
 	AssumeNoeviction bool
 
@@ -84,6 +88,9 @@ type Config struct {
 
 	// ProbeEvery is how often a running store probes the server; 0 means DefaultProbeEvery.
 	ProbeEvery time.Duration
+
+	// Startup says how often the server is probed, and for how long, while it has not answered since the start.
+	Startup Startup
 
 	// HeartbeatKey is where this process says that it is there, and from which it learns how many do, and whether the
 	// server's memory is whole: see Observer. It needs a hash tag, and the prefix of the other keys. Empty: it does not.
@@ -97,6 +104,13 @@ type Config struct {
 
 	// Observer is told what happens on the way to the server; nil: nobody is.
 	Observer Observer
+}
+
+// Startup is about a server that was away when the process started. Calls do not wait for it: they fail until it answers.
+type Startup struct {
+	Every time.Duration // until the first further probe; twice as long after each; 0 means Most
+	Most  time.Duration // the longest that becomes; 0 means Config.ProbeEvery
+	Bound time.Duration // after which Run returns ErrNoServer; 0: it never gives up
 }
 
 // Observer receives what happens on the way to the servers. Safe for concurrent use; never blocks.
@@ -167,7 +181,7 @@ func New(cfg Config) (*Store, error) {
 	}
 	// What the library would print is in the errors that it returns.
 	redis.SetLogger(silent{})
-	s := &Store{settings: *settings, encoder: lua.NewEncoder()}
+	s := &Store{settings: *settings, encoder: lua.NewEncoder(cfg.ExpiryJitter)}
 	if s.HeartbeatKey != "" {
 		s.heart = newHeart(s)
 	}
@@ -183,10 +197,17 @@ func New(cfg Config) (*Store, error) {
 }
 
 // Run sends calls until ctx is done, finishes the round trips that are under way, fails what still waits, closes every
-// connection and returns. It must be called exactly once.
+// connection and returns. It must be called exactly once. The error wraps ErrNoServer when Run returned by itself.
 func (s *Store) Run(ctx context.Context) error {
+	ctx, end := context.WithCancel(ctx)
+	defer end()
 	var watching sync.WaitGroup
-	watching.Go(func() { s.watch(ctx) })
+	var gaveUp error
+	watching.Go(func() {
+		if gaveUp = s.watch(ctx); gaveUp != nil {
+			end()
+		}
+	})
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 	if s.heart == nil {
 		context.AfterFunc(ctx, stop)
@@ -198,7 +219,7 @@ func (s *Store) Run(ctx context.Context) error {
 	}
 	err := s.servers.run(serving)
 	watching.Wait()
-	return err
+	return errors.Join(gaveUp, err)
 }
 
 // Decide implements rls.Store. Beside the classes of failure, an error wraps ErrNotSent when the call certainly took
@@ -312,6 +333,9 @@ func (s *single) decide(ctx context.Context, groups []rls.Group, answers []rls.A
 
 // ErrNotSent is wrapped by the error on a call that was not sent, so that it certainly took nothing.
 var ErrNotSent = errors.New("not sent")
+
+// ErrNoServer is wrapped by Run's error when no server answered within Startup.Bound.
+var ErrNoServer = errors.New("no server answered since the start")
 
 var (
 	errOpen      = fmt.Errorf("%w: %w", rls.ErrCircuitOpen, ErrNotSent)
