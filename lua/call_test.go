@@ -54,7 +54,7 @@ func TestAppendCommand(t *testing.T) {
 func TestAppendCommandWithJitter(t *testing.T) {
 	t.Parallel()
 	calls := []lua.Call{take("a", window(t, 1, time.Minute), 1), take("b", window(t, 1, time.Minute), 1)}
-	plain, err := lua.NewEncoder(time.Millisecond - 1).AppendCommand(nil, calls)
+	plain, err := lua.NewEncoder(time.Millisecond-1).AppendCommand(nil, calls)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -169,3 +169,48 @@ func (noDropInRecorder) GlobalShadow()              {}
 func (noDropInRecorder) RedisError()                {}
 func (noDropInRecorder) ServiceError()              {}
 func (noDropInRecorder) Count(RuleCounts)           {}
+
+// ruleState is what the engine keeps for one drop-in rule.
+type ruleState struct {
+	limits    []Limit          // as shown to callers, by index in DropInRule.Limits
+	emergency *emergencyBucket // nil: the rule's own limit is counted
+	recorder  RuleRecorder     // of its own name
+}
+
+// useDropIns prepares what the engine keeps for the drop-in domains of a set.
+func (e *Engine) useDropIns(next *snapshot, before map[bucketID]*emergencyBucket) error {
+	set, domains := next.set, next.set.DropIns()
+	if len(domains) > 0 && e.cfg.DropIn.Fallback == nil {
+		return errors.New("engine: drop-in domains need Config.DropIn.Fallback")
+	}
+	next.rules = make([]ruleState, len(set.DropInRules()))
+	next.dropIns = make(map[string]EndpointRecorder, len(domains))
+	next.overrides = make(map[string]RuleRecorder, len(domains))
+	for _, d := range domains {
+		next.dropIns[d.Name()] = e.cfg.Recorder.Endpoint(DropInEndpoint(d.Name()))
+		next.overrides[d.Name()] = e.cfg.DropIn.Recorder.Rule(RuleName{d.Name(), []string{"override"}})
+	}
+	caps := make(map[string][]descriptors.Emergency, len(domains))
+	for _, r := range set.DropInRules() {
+		name := RuleName{r.Domain, r.Levels}
+		state := ruleState{limits: make([]Limit, len(r.Limits)), recorder: e.cfg.DropIn.Recorder.Rule(name)}
+		for i := range r.Limits {
+			l := &r.Limits[i]
+			state.limits[i] = Limit{Name: l.Name, Rule: l.Rule, PerUnit: l.PerUnit, Unit: l.Unit, Multiplier: l.Multiplier}
+		}
+		if r.Emergency != nil {
+			id := bucketID{DropInEndpoint(r.Domain), strings.Join(r.Levels, "\x00"), ""} // a level may hold what String puts between two
+			bucket, err := e.emergencyBucketFor(id, *r.Emergency, next.buckets, before)
+			if err != nil {
+				return fmt.Errorf("%s:%d: emergency: %w", r.File, r.Line, err)
+			}
+			state.emergency = bucket
+			caps[r.Domain] = append(caps[r.Domain], *r.Emergency)
+		}
+		next.rules[r.Index] = state
+	}
+	for name, recorder := range next.dropIns {
+		next.caps = append(next.caps, endpointCaps{recorder, caps[name]})
+	}
+	return nil
+}

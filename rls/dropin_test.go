@@ -886,7 +886,7 @@ func TestFailModes(t *testing.T) {
 		{[]string{"open=a"}, "OK [ok 0 of 1/hour 537s]", rls.Allowed, rls.SourceEmergency},
 		{[]string{"open=a"}, "OVER [over 0 of 1/hour 537s]", rls.EmergencyLocalLimit, rls.SourceEmergency},
 		// The cap is one for the rule, and warm: one hit went into it before.
-		{[]string{"cap=b"}, "OK [ok 1 of 100/hour 1s]", rls.Allowed, rls.SourceEmergency},
+		{[]string{"cap=b"}, "OK [ok 0 of 100/hour 1s]", rls.Allowed, rls.SourceEmergency},
 		{[]string{"cap=c"}, "OVER [over 0 of 100/hour 1s]", rls.EmergencyLocalLimit, rls.SourceEmergency},
 		{[]string{"closed=a"}, "OVER [over 0 of 100/hour 1s]", rls.FailClosed, rls.SourceEmergency},
 		{[]string{"closed=a", "own=c"}, "OVER [over 0 of 100/hour 1s] [ok 1 of 2/hour 537s]", rls.FailClosed, rls.SourceEmergency},
@@ -920,6 +920,41 @@ func TestFailModes(t *testing.T) {
 	}
 	d.store.fail = nil
 	d.plays(t, "shop", "own=a -> OVER [over 0 of 2/hour 537s]\nerror=a -> OK [ok 99 of 100/hour 537s]\nclosed=a -> OK [ok 99 of 100/hour 537s]")
+}
+
+// An emergency cap is charged once for each descriptor, however many limits its rule has, and what is shown to remain is
+// what is left after that, of the caller's share where it is less.
+func TestEmergencyCapShowsWhatIsLeft(t *testing.T) {
+	t.Parallel()
+	d := newDropIn(t, `
+domain: shop
+descriptors:
+  - {key: cap, emergency: {capacity: 9, refill: 0}, rate_limit: {unit: hour, requests_per_unit: 100}}
+  - {key: low, emergency: {capacity: 9, refill: 0}, rate_limit: {unit: hour, requests_per_unit: 2}}
+  - key: two
+    emergency: {capacity: 4, refill: 0}
+    rate_limit: [{unit: hour, requests_per_unit: 100}, {unit: day, requests_per_unit: 1000}]
+  - key: share
+    emergency: {capacity: 9, refill: 0, per_key: {capacity: 2, refill: 0}}
+    rate_limit: {unit: hour, requests_per_unit: 100}
+`)
+	d.store.fail = rls.ErrUnavailable
+	d.plays(t, "shop", `
+		cap=a -> OK [ok 8 of 100/hour 1s]
+		cap=b hits=3 -> OK [ok 5 of 100/hour 1s]
+		cap=b hits=0 -> OK [ok 5 of 100/hour 1s]
+		cap=a;cap=a -> OK [ok 4 of 100/hour 1s] [ok 3 of 100/hour 1s]
+		cap=a hits=4 -> OVER [over 3 of 100/hour 1s]
+		cap=a hits=3 -> OK [ok 0 of 100/hour 1s]
+		cap=a -> OVER [over 0 of 100/hour 1s]
+		low=a -> OK [ok 2 of 2/hour 1s]
+		two=a -> OK [ok 3 of 100/hour 1s]
+		two=a hits=3 -> OK [ok 0 of 100/hour 1s]
+		two=a -> OVER [over 0 of 100/hour 1s]
+		share=a -> OK [ok 1 of 100/hour 1s]
+		share=a -> OK [ok 0 of 100/hour 1s]
+		share=a -> OVER [over 0 of 100/hour 1s]
+		share=b -> OK [ok 1 of 100/hour 1s]`)
 }
 
 // A limit that nobody can count any more lets nobody in.

@@ -122,7 +122,8 @@ func (b *emergencyBucket) warm(now algorithms.Micros, a emergencyAsk) {
 	b.spend(now, a)
 }
 
-// admit decides asks all or nothing and returns, for each, whether it fitted and after what wait it would.
+// admitEmergency decides asks all or nothing and returns, for each, whether it fitted, after what wait it would, and what
+// remains.
 // Charges are recorded whatever else happens. Buckets of asks are distinct.
 func admitEmergency(now algorithms.Micros, asks []emergencyAsk) (allowed bool, verdicts []algorithms.Verdict) {
 	inOrder := slices.Clone(asks)
@@ -140,10 +141,11 @@ func admitEmergency(now algorithms.Micros, asks []emergencyAsk) (allowed bool, v
 		verdicts[i] = a.bucket.peek(now, *a)
 		allowed = allowed && verdicts[i].Allowed
 	}
-	for _, a := range asks {
+	for i, a := range asks {
 		if a.op == algorithms.OpCharge || allowed && a.op == algorithms.OpTake {
 			a.bucket.spend(now, a)
 		}
+		verdicts[i].Remaining = a.bucket.remaining(now, a)
 	}
 	return allowed, verdicts
 }
@@ -161,6 +163,17 @@ func (b *emergencyBucket) peek(now algorithms.Micros, a emergencyAsk) algorithms
 		}
 	}
 	return v
+}
+
+// remaining is what this process still admits of who asks: of the whole, or of the share that has less.
+func (b *emergencyBucket) remaining(now algorithms.Micros, a emergencyAsk) int64 {
+	left := b.rule.Peek(b.state, now, 1).Remaining
+	if b.hasShares {
+		for _, caller := range a.callers {
+			left = min(left, b.per.Peek(b.share(now, caller), now, 1).Remaining)
+		}
+	}
+	return left / b.parts()
 }
 
 // spend takes the cost, or what is there of it.
