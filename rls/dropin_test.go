@@ -585,8 +585,8 @@ descriptors:
 	}
 	d.store.fail = rls.ErrUnavailable
 	d.plays(t, "shop", `
-		a.b=x *2 -> OK [ok 1 of 100/hour 1s]
-		a=x b=x *2 -> OK [ok 1 of 100/hour 1s]
+		a.b=x *2 -> OK [ok 0 of 100/hour 1s]
+		a=x b=x *2 -> OK [ok 0 of 100/hour 1s]
 		a=x b=x -> OVER [over 0 of 100/hour 1s]`)
 }
 

@@ -22,7 +22,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -30,19 +29,17 @@ import (
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	configv3 "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
 	"github.com/redis/go-redis/v9"
-	"go.yaml.in/yaml/v4"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/anypb"
-	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/sentinel-rls/sentinel-rls/internal/testserver"
+	"github.com/sentinel-rls/sentinel-rls/test/dropin"
 )
 
 // compatInstance is a running `sentinel-rls compat`.
@@ -634,15 +631,7 @@ var conformanceEnv = map[string][]string{
 // conformance returns the folder of the shared scenarios, and one whose config is theirs.
 func conformance(t *testing.T) (shared, root string) {
 	t.Helper()
-	top, err := testserver.Root()
-	if err != nil {
-		t.Fatal(err)
-	}
-	shared = filepath.Join(top, "..", "shared", "conformance")
-	if _, err := os.Stat(shared); err != nil {
-		testserver.SkipUnlessCI(t, "no scenarios beside the project: %v", err)
-	}
-	root = t.TempDir()
+	shared, root = dropin.Folder(t), t.TempDir()
 	if err := os.CopyFS(filepath.Join(root, "config"), os.DirFS(filepath.Join(shared, "config"))); err != nil {
 		t.Fatal(err)
 	}
@@ -714,29 +703,16 @@ func TestJSONAgreesWithGRPC(t *testing.T) {
 // Every shared scenario of every profile, played over gRPC to one process and over /json to another: the same answers.
 func TestJSONPlaysEveryScenario(t *testing.T) {
 	t.Parallel()
-	shared, root := conformance(t)
-	text, err := os.ReadFile(filepath.Join(shared, "scenarios.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var all []jsonScenario
-	if err := yaml.Load(text, &all); err != nil {
-		t.Fatal(err)
-	}
+	_, root := conformance(t)
 	for profile, env := range conformanceEnv {
 		t.Run(profile, func(t *testing.T) {
 			t.Parallel()
 			env = append([]string{"BACKEND_TYPE=memory", "RUNTIME_ROOT=" + root, "RESPONSE_DYNAMIC_METADATA=true"}, env...)
 			overGRPC, overJSON := compatServing(t, env...), compatServing(t, env...)
 			client := rlsv3.NewRateLimitServiceClient(dial(t, overGRPC.grpcAddr))
-			played := 0
-			for _, s := range all {
-				if len(s.Profile) > 0 != (profile != "default") || len(s.Profile) > 0 && !slices.Contains(s.Profile, profile) {
-					continue
-				}
-				played++
+			for n, s := range dropin.Scenarios(t, profile) {
 				for i, step := range s.Steps {
-					q := step.question(fmt.Sprint("u", played))
+					q := step.Request(fmt.Sprint("u", n))
 					body, err := protojson.Marshal(q)
 					if err != nil {
 						t.Fatal(err)
@@ -750,48 +726,8 @@ func TestJSONPlaysEveryScenario(t *testing.T) {
 					}
 				}
 			}
-			if played == 0 {
-				t.Error("no scenario of this profile")
-			}
 		})
 	}
-}
-
-// jsonScenario is one entry of scenarios.yaml, without what it wants: that is checked over gRPC.
-type jsonScenario struct {
-	Name    string
-	Profile []string
-	Steps   []jsonStep
-}
-
-type jsonStep struct {
-	Domain      string
-	Hits        uint32
-	Descriptors [][][2]string `yaml:"d"`
-	OwnHits     []*uint64     `yaml:"dh"`
-	Limits      [][2]string   `yaml:"lim"`
-	Repeat      int
-}
-
-func (s *jsonStep) question(unique string) *rlsv3.RateLimitRequest {
-	q := &rlsv3.RateLimitRequest{Domain: s.Domain, HitsAddend: s.Hits}
-	for i, entries := range s.Descriptors {
-		d := new(ratelimitv3.RateLimitDescriptor)
-		for _, e := range entries {
-			d.Entries = append(d.Entries, &ratelimitv3.RateLimitDescriptor_Entry{Key: e[0], Value: strings.ReplaceAll(e[1], "$U", unique)})
-		}
-		if i < len(s.OwnHits) && s.OwnHits[i] != nil {
-			d.HitsAddend = wrapperspb.UInt64(*s.OwnHits[i])
-		}
-		if i < len(s.Limits) && s.Limits[i][1] != "" {
-			perUnit, _ := strconv.ParseUint(s.Limits[i][0], 10, 32)
-			d.Limit = &ratelimitv3.RateLimitDescriptor_RateLimitOverride{
-				RequestsPerUnit: uint32(perUnit), Unit: typev3.RateLimitUnit(typev3.RateLimitUnit_value[s.Limits[i][1]]),
-			}
-		}
-		q.Descriptors = append(q.Descriptors, d)
-	}
-	return q
 }
 
 // answerOf asks over gRPC and returns the answer as /json would have given it.

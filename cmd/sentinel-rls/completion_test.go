@@ -24,12 +24,19 @@ func completionOf(t *testing.T, shell, script string, words ...string) []string 
 		"bash": {"--norc", "-c", program, script}, "zsh": {"-f", "-c", program, script}, "fish": {"--no-config", "-c", program, script},
 	}[shell]
 	cmd := exec.CommandContext(t.Context(), shell, args...)
-	cmd.Env = append(os.Environ(), "HOME="+t.TempDir(), "GORACE=atexit_sleep_ms=0", "PATH="+filepath.Dir(script)+string(filepath.ListSeparator)+os.Getenv("PATH"))
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s: %v\n%s", shell, err, out)
+	home := t.TempDir()
+	cmd.Env = append(os.Environ(), "HOME="+home, "XDG_CONFIG_HOME="+home, "XDG_DATA_HOME="+home, "XDG_RUNTIME_DIR="+home,
+		"GORACE=atexit_sleep_ms=0", "PATH="+filepath.Dir(script)+string(filepath.ListSeparator)+os.Getenv("PATH"))
+	// Not what the shell says beside it: fish warns of a lock that took a quarter of a second.
+	var out, said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &said
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%s: %v\n%s%s", shell, err, out.String(), said.String())
 	}
-	offered := strings.Fields(string(out))
+	if said.Len() > 0 {
+		t.Logf("%s says: %s", shell, said.String())
+	}
+	offered := strings.Fields(out.String())
 	last := words[len(words)-1]
 	offered = slices.DeleteFunc(offered, func(w string) bool { return !strings.HasPrefix(w, last) }) // zsh filters later
 	slices.Sort(offered)

@@ -1,5 +1,3 @@
-// Package dropin plays the scenarios that were observed on envoyproxy/ratelimit against the engine and its gRPC service,
-// over every kind of store.
 package dropin
 
 import (
@@ -10,20 +8,14 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
-	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"github.com/prometheus/client_golang/prometheus"
-	"go.yaml.in/yaml/v4"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/sentinel-rls/sentinel-rls/descriptors"
 	"github.com/sentinel-rls/sentinel-rls/envoy"
@@ -34,39 +26,6 @@ import (
 	"github.com/sentinel-rls/sentinel-rls/store/memory"
 	"github.com/sentinel-rls/sentinel-rls/store/redis"
 )
-
-// scenario is one entry of scenarios.yaml.
-type scenario struct {
-	Name    string
-	Profile []string
-	Steps   []step
-}
-
-type step struct {
-	Domain      string
-	Hits        uint32
-	Descriptors [][][2]string `yaml:"d"`
-	OwnHits     []*uint64     `yaml:"dh"`
-	Limits      [][2]string   `yaml:"lim"`
-	Repeat      int
-	Want        want
-}
-
-type want struct {
-	GRPC    string `yaml:"grpc"`
-	Message string `yaml:"msg"`
-	Overall string
-	Status  []wantStatus      `yaml:"st"`
-	Headers map[string]string `yaml:"hdr"`
-}
-
-type wantStatus struct {
-	Code      string
-	PerUnit   *uint32 `yaml:"rpu"`
-	Unit      string
-	Remaining string `yaml:"rem"`
-	Name      string
-}
 
 // profiles say how the service's settings in each profile's environment read here.
 var profiles = map[string]rls.DropInConfig{
@@ -80,11 +39,7 @@ var profiles = map[string]rls.DropInConfig{
 // same.
 func TestConformance(t *testing.T) {
 	t.Parallel()
-	dir := conformance(t)
-	var all []scenario
-	if err := yaml.Load([]byte(read(t, filepath.Join(dir, "scenarios.yaml"))), &all); err != nil {
-		t.Fatal(err)
-	}
+	dir := Folder(t)
 	names := map[string]string{"default with a local cache": "default"}
 	for name := range profiles {
 		names[name] = name
@@ -98,12 +53,7 @@ func TestConformance(t *testing.T) {
 			}
 			eachStore(t, func(t *testing.T, store rls.Store) {
 				client := serve(t, store, cfg, dir)
-				played := 0
-				for _, s := range all {
-					if !slices.Contains(s.profiles(), profile) {
-						continue
-					}
-					played++
+				for _, s := range Scenarios(t, profile) {
 					t.Run(s.Name, func(t *testing.T) {
 						unique := fmt.Sprintf("u%d", time.Now().UnixNano())
 						for i, st := range s.Steps {
@@ -113,33 +63,9 @@ func TestConformance(t *testing.T) {
 						}
 					})
 				}
-				if played == 0 {
-					t.Fatal("no scenario of this profile")
-				}
 			})
 		})
 	}
-}
-
-func (s *scenario) profiles() []string {
-	if len(s.Profile) == 0 {
-		return []string{"default"}
-	}
-	return s.Profile
-}
-
-// conformance returns the folder of the scenarios beside the project.
-func conformance(t *testing.T) string {
-	t.Helper()
-	root, err := testserver.Root()
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := filepath.Join(root, "..", "shared", "conformance")
-	if _, err := os.Stat(dir); err != nil {
-		testserver.SkipUnlessCI(t, "no scenarios beside the project: %v", err)
-	}
-	return dir
 }
 
 func read(t *testing.T, name string) string {
@@ -154,7 +80,7 @@ func read(t *testing.T, name string) string {
 // TestStoreGoesAway: when the server is gone, a rule without fail_mode goes on with its own limit in the process.
 func TestStoreGoesAway(t *testing.T) {
 	t.Parallel()
-	dir := conformance(t)
+	dir := Folder(t)
 	for _, kind := range testserver.Kinds() {
 		t.Run(string(kind), func(t *testing.T) {
 			t.Parallel()
@@ -163,8 +89,8 @@ func TestStoreGoesAway(t *testing.T) {
 			three := func(remaining ...uint32) {
 				t.Helper()
 				for _, want := range remaining {
-					st := step{Domain: "cf-match", Descriptors: [][][2]string{{{"notshared", "files/$U"}}}}
-					resp, err := client.ShouldRateLimit(t.Context(), st.request("away"))
+					st := Step{Domain: "cf-match", Descriptors: [][][2]string{{{"notshared", "files/$U"}}}}
+					resp, err := client.ShouldRateLimit(t.Context(), st.Request("away"))
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -175,7 +101,7 @@ func TestStoreGoesAway(t *testing.T) {
 			}
 			over := func() {
 				t.Helper()
-				st := step{Domain: "cf-match", Descriptors: [][][2]string{{{"notshared", "files/$U"}}}, Want: want{Overall: "OVER_LIMIT"}}
+				st := Step{Domain: "cf-match", Descriptors: [][][2]string{{{"notshared", "files/$U"}}}, Want: Want{Overall: "OVER_LIMIT"}}
 				st.play(t, 0, client, "away")
 			}
 			three(2, 1)
@@ -293,31 +219,9 @@ func serve(t *testing.T, store rls.Store, cfg rls.DropInConfig, dir string) rlsv
 	return rlsv3.NewRateLimitServiceClient(conn)
 }
 
-func (st *step) request(unique string) *rlsv3.RateLimitRequest {
-	r := &rlsv3.RateLimitRequest{Domain: st.Domain, HitsAddend: st.Hits}
-	for i, entries := range st.Descriptors {
-		d := &ratelimitv3.RateLimitDescriptor{}
-		for _, e := range entries {
-			d.Entries = append(d.Entries, &ratelimitv3.RateLimitDescriptor_Entry{Key: e[0], Value: strings.ReplaceAll(e[1], "$U", unique)})
-		}
-		if i < len(st.OwnHits) && st.OwnHits[i] != nil {
-			d.HitsAddend = wrapperspb.UInt64(*st.OwnHits[i])
-		}
-		if i < len(st.Limits) && st.Limits[i] != [2]string{} {
-			var perUnit uint32
-			_, _ = fmt.Sscan(st.Limits[i][0], &perUnit)
-			d.Limit = &ratelimitv3.RateLimitDescriptor_RateLimitOverride{
-				RequestsPerUnit: perUnit, Unit: typev3.RateLimitUnit(typev3.RateLimitUnit_value[st.Limits[i][1]]),
-			}
-		}
-		r.Descriptors = append(r.Descriptors, d)
-	}
-	return r
-}
-
-func (st *step) play(t *testing.T, i int, client rlsv3.RateLimitServiceClient, unique string) {
+func (st *Step) play(t *testing.T, i int, client rlsv3.RateLimitServiceClient, unique string) {
 	t.Helper()
-	resp, err := client.ShouldRateLimit(t.Context(), st.request(unique))
+	resp, err := client.ShouldRateLimit(t.Context(), st.Request(unique))
 	if st.Want.GRPC != "" {
 		if got := status.Convert(err); got.Code().String() != st.Want.GRPC || got.Message() != st.Want.Message {
 			t.Fatalf("step %d: got %v, want %s %q", i, err, st.Want.GRPC, st.Want.Message)
@@ -351,7 +255,7 @@ func (st *step) play(t *testing.T, i int, client rlsv3.RateLimitServiceClient, u
 	}
 }
 
-func (w *wantStatus) differs(got *rlsv3.RateLimitResponse_DescriptorStatus) string {
+func (w *WantStatus) differs(got *rlsv3.RateLimitResponse_DescriptorStatus) string {
 	remaining := w.Remaining
 	if remaining == "" {
 		remaining = "0"
