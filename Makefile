@@ -24,7 +24,8 @@ help: ## Show this list
 
 .PHONY: demo
 demo: servers build ## Play the story through a real Envoy, then stay up (ONCE=1: exit instead)
-	go run ./test/demo $(if $(ONCE),-once)
+	go build -o bin/demo ./test/demo
+	exec bin/demo $(if $(ONCE),-once) # a signal to make is one to the demo, which go run would not pass on
 
 .PHONY: test
 test: servers ## Every test: unit, property, parity, store suite, gRPC, and end to end through a real Envoy
