@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -26,6 +27,9 @@ type node struct {
 	down     atomic.Bool              // the last thing sent to the server failed
 	failure  atomic.Pointer[error]    // why, of what Observer.Failing was told; nil: it did not
 	underWay atomic.Int32             // round trips
+	began    time.Time                // the node; departed counts from here
+	departed atomic.Int64             // when the last round trip began, as a Duration
+	took     atomic.Int64             // how long the last one lasted, as a Duration; 0: it failed
 	identity atomic.Pointer[identity] // by the last probe
 	limit    batchLimit
 
@@ -46,6 +50,7 @@ func (s *Store) newNode(addr string, lookup func(context.Context) (string, error
 		settings: &s.settings, addr: addr, dialer: d, astray: func() {},
 		queue:   make(chan *call, s.Queue),
 		stopped: make(chan struct{}),
+		began:   time.Now(),
 	}
 	options := s.options(d, login{s.username, s.password, s.PasswordFile})
 	if s.heart != nil {

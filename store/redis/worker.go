@@ -21,6 +21,7 @@ func (n *node) work(stop <-chan struct{}) {
 		case <-stop:
 			return
 		case first := <-n.queue:
+			n.keepDistance()
 			if first.claim(time.Now()) {
 				batch = n.roundTrip(append(batch[:0], first))
 				clear(batch) // an idle worker keeps nobody's call alive
@@ -41,13 +42,17 @@ func (n *node) roundTrip(batch []*call) []*call {
 		batch = n.drain(batch)
 	}
 	start := time.Now()
+	n.departed.Store(int64(start.Sub(n.began)))
 	n.underWay.Add(1)
 	ok := n.exchange(batch, start)
 	n.underWay.Add(-1)
 	took := time.Since(start)
 	var why error
-	if !ok {
+	if ok {
+		n.took.Store(int64(took))
+	} else {
 		why = failed(batch)
+		n.took.Store(0)
 	}
 	n.heard(why)
 	report(ok) // after that, so that the breaker can tell why it opens
@@ -63,6 +68,21 @@ func (n *node) roundTrip(batch []*call) []*call {
 		n.spare()
 	}
 	return batch
+}
+
+// farServer is how long a round trip lasts from which on workers keep their distance.
+const farServer = 2 * time.Millisecond
+
+// keepDistance waits until this worker's round trip is as far as it should be behind another's that is under way: with two
+// workers half a round trip. Otherwise they end up leaving together, and who comes just after that waits for a whole round trip
+// before the own one begins.
+func (n *node) keepDistance() {
+	took := time.Duration(n.took.Load())
+	if took < farServer || n.underWay.Load() == 0 {
+		return
+	}
+	behind := time.Since(n.began) - time.Duration(n.departed.Load())
+	time.Sleep(min(took, n.Budget)/time.Duration(n.Workers) - behind)
 }
 
 // spare lets go what waits in the queue: a server that did not answer in time would hold these as long again, which is

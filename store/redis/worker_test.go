@@ -43,6 +43,42 @@ func TestDeadline(t *testing.T) {
 	}
 }
 
+// TestWorkersKeepTheirDistance: of a server that is far the round trips are spread over time, so that nobody waits for nearly
+// two of them.
+func TestWorkersKeepTheirDistance(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name         string
+		workers      int
+		took, behind time.Duration
+		underWay     int32
+		want         time.Duration
+	}{
+		{"half a round trip", 2, 10 * time.Millisecond, time.Millisecond, 1, 4 * time.Millisecond},
+		{"a quarter", 4, 10 * time.Millisecond, time.Millisecond, 3, 1500 * time.Microsecond},
+		{"far enough", 2, 10 * time.Millisecond, 6 * time.Millisecond, 1, 0},
+		{"nobody on the way", 2, 10 * time.Millisecond, time.Millisecond, 0, 0},
+		{"a server nearby", 2, farServer - 1, 0, 1, 0},
+		{"the last round trip failed", 2, 0, 0, 1, 0},
+		{"a round trip longer than the budget", 2, time.Hour, 0, 1, 10 * time.Millisecond},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := &node{settings: &settings{Config: Config{Budget: 20 * time.Millisecond, Workers: c.workers}}, began: time.Now()}
+				n.took.Store(int64(c.took))
+				n.underWay.Store(c.underWay)
+				time.Sleep(time.Second)
+				n.departed.Store(int64(time.Since(n.began) - c.behind))
+				start := time.Now()
+				n.keepDistance()
+				if got := time.Since(start); got != c.want {
+					t.Errorf("waited %v, want %v", got, c.want)
+				}
+			})
+		})
+	}
+}
+
 // TestCallIsSentOrLeft: of worker and caller, the first decides.
 func TestCallIsSentOrLeft(t *testing.T) {
 	t.Parallel()
