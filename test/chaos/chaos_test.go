@@ -42,8 +42,8 @@ func TestDrills(t *testing.T) {
 			t.Parallel()
 			var rows []Row
 			var v verdict
-			// A row fails in two of three runs; two more tell where one did.
-			for len(rows) == 0 || len(rows) < 3 && len(v.failures) > 0 {
+			// A row fails in more than half of the runs that say anything; more of them tell where one did.
+			for len(rows) == 0 || len(rows) < 5 && len(v.failures) > 0 {
 				row, err := d.hold(t.Context(), s, o.Kinds[i%len(o.Kinds)])
 				if err != nil {
 					t.Fatal(err)

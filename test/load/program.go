@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/golang-jwt/jwt/v5"
@@ -50,17 +51,21 @@ type Settings struct {
 	Env      []string           // settings beside the defaults, as SENTINEL_…=value
 }
 
-// Program is a running sentinel-rls with a temporary directory of its own.
+// Program is a running sentinel-rls with a temporary directory of its own. Safe for concurrent use.
 type Program struct {
 	*testserver.Process
-	dir         string
-	secret      []byte
-	grpc, admin string
+	dir    string
+	secret []byte
+	at     atomic.Pointer[addresses] // Again changes it while others ask
 }
+
+// addresses are where a program listens, host and port each.
+type addresses struct{ grpc, admin string }
 
 // Start starts the program and returns once it is ready and, where it has a store, connected. The caller ends it with Stop.
 func Start(ctx context.Context, s Settings) (_ *Program, err error) {
 	p := &Program{secret: []byte(rand.Text() + rand.Text())}
+	p.at.Store(&addresses{})
 	if p.dir, err = os.MkdirTemp("", "sentinel-rls"); err != nil {
 		return nil, err
 	}
@@ -91,7 +96,7 @@ func Start(ctx context.Context, s Settings) (_ *Program, err error) {
 // Again starts a program that was killed with the same settings and returns once it is ready. With Settings.Port it serves
 // where it did before.
 func (p *Program) Again(ctx context.Context) error {
-	p.grpc, p.admin = "", ""
+	p.at.Store(&addresses{})
 	if err := p.Restart(); err != nil {
 		return err
 	}
@@ -124,7 +129,8 @@ func (p *Program) readAddresses() bool {
 	for line := range strings.Lines(p.Log()) {
 		var record struct{ Msg, GRPC, Admin string }
 		if json.Unmarshal([]byte(line), &record) == nil && record.Msg == "serving" {
-			p.grpc, p.admin, found = record.GRPC, record.Admin, true
+			p.at.Store(&addresses{record.GRPC, record.Admin})
+			found = true
 		}
 	}
 	return found
@@ -210,10 +216,10 @@ func (p *Program) Token(tenant string) (string, error) {
 }
 
 // Addr returns host and port of the gRPC services.
-func (p *Program) Addr() string { return p.grpc }
+func (p *Program) Addr() string { return p.at.Load().grpc }
 
 // AdminURL returns where metrics and profiles are served.
-func (p *Program) AdminURL() string { return "http://" + p.admin }
+func (p *Program) AdminURL() string { return "http://" + p.at.Load().admin }
 
 // Stop kills the program and removes its directory. Stopping twice is legal.
 func (p *Program) Stop() {
