@@ -46,14 +46,15 @@ type dropInTake struct {
 	shadow bool
 	kind   takeKind
 
-	err     error
-	before  algorithms.State // as this take found it
-	now     algorithms.Micros
-	verdict algorithms.Verdict
-	reset   time.Duration
-	spent   bool // op was carried out and fitted
-	cached  bool // answered by the overCache
-	local   bool // answered by this process alone
+	err       error
+	before    algorithms.State // as this take found it
+	now       algorithms.Micros
+	verdict   algorithms.Verdict
+	reset     time.Duration
+	spent     bool // op was carried out and fitted
+	cached    bool // answered by the overCache
+	local     bool // answered by this process alone
+	uncounted bool // and not by its own limit
 }
 
 // takeKind says with what others a take is decided.
@@ -372,7 +373,7 @@ func (a *dropInAsk) denyFailed(takes []dropInTake) {
 		if t.err == nil {
 			continue
 		}
-		t.local = true
+		t.local, t.uncounted = true, true
 		t.verdict, t.reset = algorithms.Verdict{RetryAfter: never, ResetAfter: never}, time.Second
 		if a.fault = FailClosed; errors.Is(t.err, ErrCircuitOpen) {
 			a.fault = CircuitOpen
@@ -388,7 +389,7 @@ func (e *Engine) underCap(snap *snapshot, a *dropInAsk, takes []dropInTake) {
 		if t.err == nil {
 			continue
 		}
-		t.local = true
+		t.local, t.uncounted = true, true
 		if t.op == algorithms.OpRefund {
 			t.verdict = algorithms.Verdict{Allowed: true}
 			continue

@@ -82,9 +82,14 @@ func (e *Engine) recorderOf(snap *snapshot, domain *descriptors.DropIn, m *descr
 func (d *dropInTake) countedHits(hits uint64, ratio float32) RuleCounts {
 	c := RuleCounts{TotalHits: hits}
 	limit := d.rule.Limit()
-	if d.cached {
+	switch {
+	case d.cached:
 		c.OverLimit, c.OverLimitWithLocalCache = hits, hits
-	} else {
+	case d.uncounted && d.verdict.Allowed:
+		c.WithinLimit = hits
+	case d.uncounted:
+		c.OverLimit = hits
+	default:
 		before, after := d.used(hits)
 		near := int64(math.Floor(float64(float32(limit) * ratio)))
 		switch {

@@ -918,6 +918,17 @@ func TestFailModes(t *testing.T) {
 	if res := d.ask(t, ask("shop", "closed=a")); res.Reason != rls.CircuitOpen || res.Class != "" {
 		t.Errorf("breaker open: %s, class %q", res.Reason, res.Class)
 	}
+	// What was never counted is over limit as a whole, however many hits it brings.
+	d.counts.take()
+	for _, words := range []string{"closed=a hits=150", "cap=b hits=150"} {
+		if res := d.ask(t, ask("shop", words)); res.Allowed {
+			t.Errorf("%s is admitted", words)
+		}
+		key, _, _ := strings.Cut(words, "=")
+		if got := d.counts.take(); got["shop."+key+" over_limit"] != 150 || got["shop."+key+" near_limit"] != 0 || got["shop."+key+" total_hits"] != 150 {
+			t.Errorf("%s: counted %v", words, got)
+		}
+	}
 	d.store.fail = nil
 	d.plays(t, "shop", "own=a -> OVER [over 0 of 2/hour 537s]\nerror=a -> OK [ok 99 of 100/hour 537s]\nclosed=a -> OK [ok 99 of 100/hour 537s]")
 }

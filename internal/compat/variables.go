@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -39,8 +40,8 @@ var variables = slices.Concat([]Variable{
 	{"DEBUG_HOST", "0.0.0.0", "", text(func(s *Settings) *string { return &s.Debug.Host })},
 	{"DEBUG_PORT", "6070", "", port(func(s *Settings) *int { return &s.Debug.Port })},
 
-	{"GRPC_MAX_CONNECTION_AGE", "24h", "", duration(func(s *Settings) *time.Duration { return &s.MaxConnectionAge })},
-	{"GRPC_MAX_CONNECTION_AGE_GRACE", "1h", "", duration(func(s *Settings) *time.Duration { return &s.MaxConnectionAgeGrace })},
+	{"GRPC_MAX_CONNECTION_AGE", "24h", "", orForever(func(s *Settings) *time.Duration { return &s.MaxConnectionAge })},
+	{"GRPC_MAX_CONNECTION_AGE_GRACE", "1h", "", orForever(func(s *Settings) *time.Duration { return &s.MaxConnectionAgeGrace })},
 	{"GRPC_SERVER_USE_TLS", "false", "", flag(func(s *Settings) *bool { return &s.ServerTLS.On })},
 	{"GRPC_SERVER_TLS_CERT", "", "", text(func(s *Settings) *string { return &s.ServerTLS.Cert })},
 	{"GRPC_SERVER_TLS_KEY", "", "", text(func(s *Settings) *string { return &s.ServerTLS.Key })},
@@ -247,6 +248,17 @@ func durationOrNone(of func(*Settings) *time.Duration) func(*Settings, string) e
 		}
 		*of(s) = d
 		return nil
+	}
+}
+
+// orForever takes 0 for a time that never ends, as gRPC does.
+func orForever(of func(*Settings) *time.Duration) func(*Settings, string) error {
+	return func(s *Settings, v string) error {
+		err := durationOrNone(of)(s, v)
+		if err == nil && *of(s) == 0 {
+			*of(s) = math.MaxInt64
+		}
+		return err
 	}
 }
 

@@ -178,6 +178,9 @@ func TestVariablesInCompany(t *testing.T) {
 	if want := (compat.TLS{On: true, Cert: "c", Key: "k", CA: "ca", SAN: "envoy"}); s.ServerTLS != want {
 		t.Errorf("the server's TLS is %+v, want %+v", s.ServerTLS, want)
 	}
+	if s, _ := settings(t, "GRPC_MAX_CONNECTION_AGE=0", "GRPC_MAX_CONNECTION_AGE_GRACE=0s"); s.MaxConnectionAge < 100*365*24*time.Hour || s.MaxConnectionAgeGrace < s.MaxConnectionAge {
+		t.Errorf("a connection's age of 0 is %v and %v, want for ever", s.MaxConnectionAge, s.MaxConnectionAgeGrace)
+	}
 	for _, c := range []struct {
 		env  []string
 		want string
@@ -219,7 +222,7 @@ func TestRefusedAtTheStart(t *testing.T) {
 		{"TRACING_ENABLED=true", "no traces are exported: unset it"},
 		{"PORT=99999", "PORT=99999: must be an integer in 0..65535"},
 		{"SHADOW_MODE=maybe", "SHADOW_MODE=maybe: must be true or false"},
-		{"GRPC_MAX_CONNECTION_AGE=soon", "must be a time above 0, as 10s"},
+		{"GRPC_MAX_CONNECTION_AGE=soon", "must be a time, as 10s or 1h, or 0"},
 		{"NEAR_LIMIT_RATIO=80", "must be a number in 0..1"},
 		{"NEAR_LIMIT_RATIO=NaN", "must be a number in 0..1"},
 		{"EXTRA_TAGS=prod", "must be pairs, as key:value"},
