@@ -142,7 +142,6 @@ func (m *model) answer(r *rls.Request) (text string) {
 	type asked struct {
 		limit         int64
 		name, counter string
-		status        string
 		node          *modelNode
 	}
 	all := make([]asked, len(r.Descriptors))
