@@ -49,7 +49,7 @@ func fullSize() Size {
 	return Size{
 		Pairs: 5, Spare: 5, Window: 1500 * time.Millisecond, WarmUp: time.Second, Callers: 64, Conns: 4, Tenants: 10_000,
 		IdleFor: 10 * time.Second, IdleEndpoints: 100,
-		FullTenants: 1_000_000, FullBuckets: 200_000, TokenCalls: 50_000,
+		FullTenants: 1_000_000, FullBuckets: 200_000, TokenCalls: 200_000,
 		ScaleEndpoints: 10_000, ScaleTenants: 1_000_000, OpenFor: 20 * time.Second, OverloadFor: 10 * time.Second,
 		ProfileFor: 15 * time.Second,
 	}
