@@ -127,7 +127,7 @@ func (e *Engine) matchAll(p *dropInPlan, snap *snapshot, domain *descriptors.Dro
 		a.from = len(p.takes)
 		switch {
 		case a.override:
-			p.addOverride(a, r.Descriptors[i].Limit)
+			e.addOverride(p, a, r.Descriptors[i].Limit)
 		case a.match.Rule != nil && !a.match.Rule.Unlimited:
 			e.addRule(p, snap, a, replaced)
 		}
@@ -138,12 +138,16 @@ func (e *Engine) matchAll(p *dropInPlan, snap *snapshot, domain *descriptors.Dro
 	}
 }
 
-func (p *dropInPlan) addOverride(a *dropInAsk, o LimitOverride) {
+func (e *Engine) addOverride(p *dropInPlan, a *dropInAsk, o LimitOverride) {
 	rule, _ := o.rule()
-	p.add(a, dropInTake{
+	t := dropInTake{
 		shown: &Limit{Rule: rule, PerUnit: int64(o.PerUnit), Unit: o.Unit, Multiplier: o.Multiplier},
 		rule:  rule, key: a.match.OverrideKey(o.Unit, o.Multiplier),
-	})
+	}
+	if e.cfg.DropIn.StopWhenOver {
+		t.kind = stopping
+	}
+	p.add(a, t)
 }
 
 func (e *Engine) addRule(p *dropInPlan, snap *snapshot, a *dropInAsk, replaced map[string]bool) {

@@ -133,30 +133,38 @@ func find(nodes []*modelNode, e descriptors.Entry) *modelNode {
 // model answers as the rules of the language read, one after the other.
 type model struct {
 	nodes      []*modelNode
-	allQuota   bool
+	allQuota   bool // QUOTA_MODE
+	stop       bool // STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT
+	cached     bool // LOCAL_CACHE_SIZE_IN_BYTES
 	counts     map[string]int64
-	overLimits int // how many were seen
+	known      map[string]bool // counters that an answer showed to be over limit
+	overLimits int             // how many were seen
 }
 
-func (m *model) answer(r *rls.Request) (text string) {
-	type asked struct {
-		limit         int64
-		name, counter string
-		node          *modelNode
-	}
-	all := make([]asked, len(r.Descriptors))
-	replaced := make(map[string]bool)
+// modelAsk is one descriptor of a request.
+type modelAsk struct {
+	node    *modelNode // nil: none that limits
+	limit   int64      // < 0: none applies
+	counter string
+	hits    int64 // 0: it only asks
+	over    bool  // its limit is exceeded
+}
+
+// resolve finds what limits each descriptor, and drops those that others replace.
+func (m *model) resolve(r *rls.Request) []modelAsk {
+	all, replaced := make([]modelAsk, len(r.Descriptors)), make(map[string]bool)
 	for i, d := range r.Descriptors {
 		a := &all[i]
-		a.limit = -1
+		if a.hits = int64(max(1, r.Hits)); d.HasHits {
+			a.hits = int64(d.Hits)
+		}
 		if d.Override {
 			a.limit, a.counter = int64(d.Limit.PerUnit), fmt.Sprint(d.Entries)
 			continue
 		}
 		nodes, path := m.nodes, make([]string, 0, len(d.Entries))
 		for _, e := range d.Entries {
-			a.node = find(nodes, e)
-			if a.node == nil {
+			if a.node = find(nodes, e); a.node == nil {
 				break
 			}
 			nodes = a.node.nodes
@@ -167,58 +175,111 @@ func (m *model) answer(r *rls.Request) (text string) {
 			}
 		}
 		if a.node == nil || a.node.limit < 0 {
-			a.node = nil
+			a.node, a.limit = nil, -1
 			continue
 		}
-		a.limit, a.name, a.counter = a.node.limit, a.node.name, "["+strings.Join(path, " ")+"]"
+		a.limit, a.counter = a.node.limit, "["+strings.Join(path, " ")+"]"
 		for _, name := range a.node.replaces {
 			replaced[name] = true
 		}
 	}
-	over, quotas, quotasOver := false, 0, 0
-	for i, d := range r.Descriptors {
+	for i := range all {
 		a := &all[i]
-		gone := a.node != nil && !a.node.unlimited && a.name != "" && replaced[a.name]
-		isQuota := m.allQuota || a.node != nil && a.node.quota && !gone
-		code := "ok"
 		switch {
 		case a.node != nil && a.node.unlimited:
-			text += fmt.Sprintf(" [ok %d]", uint32(math.MaxUint32))
-			continue
-		case a.limit < 0 || gone:
-			text += " [ok 0]"
-		default:
-			n, peek := max(1, r.Hits), false
-			if d.HasHits {
-				n, peek = d.Hits, d.Hits == 0
-			}
-			if !peek {
-				m.counts[a.counter] += int64(n)
-			}
-			left := a.limit - m.counts[a.counter]
-			if left < 0 && (a.node == nil || !a.node.shadow) {
-				code = "over"
-			}
-			if a.name != "" {
-				a.name = " " + a.name
-			}
-			text += fmt.Sprintf(" [%s %d of %d/hour%s 537s]", code, max(0, left), a.limit, a.name)
+			a.limit = -1
+		case a.node != nil && replaced[a.node.name]:
+			a.node, a.limit = nil, -1
 		}
-		switch {
-		case isQuota:
-			quotas++
-			if code == "over" {
-				quotasOver++
+	}
+	return all
+}
+
+// count adds the hits, and notes who is over limit.
+func (m *model) count(all []modelAsk) {
+	stopped := false
+	if m.stop && m.cached {
+		// What the process knows to be over limit spares the others the question: they only ask.
+		knows := func(a modelAsk) bool { return a.limit >= 0 && m.known[a.counter] }
+		if slices.ContainsFunc(all, knows) {
+			for i := range all {
+				all[i].hits = 0
 			}
-		case code == "over":
-			over = true
+		}
+	}
+	for i := range all {
+		a := &all[i]
+		stopped = stopped || m.stop && a.limit >= 0 && m.counts[a.counter]+a.hits > a.limit
+	}
+	for i := range all {
+		a := &all[i]
+		if a.limit < 0 {
+			continue
+		}
+		a.over = m.counts[a.counter]+a.hits > a.limit
+		if a.over || !stopped {
+			m.counts[a.counter] += a.hits
+		}
+		m.known[a.counter] = m.known[a.counter] || a.over
+	}
+}
+
+// countsTwice reports whether two descriptors have one counter: with STOP these are judged by their sum, which is ours.
+func countsTwice(all []modelAsk) bool {
+	seen := make(map[string]bool)
+	return slices.ContainsFunc(all, func(a modelAsk) bool {
+		twice := a.limit >= 0 && seen[a.counter]
+		seen[a.counter] = true
+		return twice
+	})
+}
+
+// answer counts and renders; the remaining numbers are those after each descriptor's own hits.
+func (m *model) answer(all []modelAsk) string {
+	var text strings.Builder
+	over, quotas, quotasOver := false, 0, 0
+	// One by one: the same counter twice counts twice, in order.
+	step := 1
+	if m.stop {
+		step = len(all)
+	}
+	for from := 0; from < len(all); from += step {
+		m.count(all[from : from+step])
+		for i := from; i < from+step; i++ {
+			a := &all[i]
+			denies := a.over && (a.node == nil || !a.node.shadow)
+			switch {
+			case a.node != nil && a.node.unlimited:
+				fmt.Fprintf(&text, " [ok %d]", uint32(math.MaxUint32))
+				continue
+			case a.limit < 0:
+				text.WriteString(" [ok 0]")
+			default:
+				code, name := "ok", ""
+				if denies {
+					code = "over"
+				}
+				if a.node != nil && a.node.name != "" {
+					name = " " + a.node.name
+				}
+				fmt.Fprintf(&text, " [%s %d of %d/hour%s 537s]", code, max(0, a.limit-m.counts[a.counter]), a.limit, name)
+			}
+			switch {
+			case m.allQuota || a.node != nil && a.node.quota:
+				quotas++
+				if denies {
+					quotasOver++
+				}
+			case denies:
+				over = true
+			}
 		}
 	}
 	if over || quotas > 0 && quotas == quotasOver {
 		m.overLimits++
-		return "OVER" + text
+		return "OVER" + text.String()
 	}
-	return "OK" + text
+	return "OK" + text.String()
 }
 
 func drawRequest(t *rapid.T) rls.Request {
@@ -244,34 +305,42 @@ func drawRequest(t *rapid.T) rls.Request {
 }
 
 // TestDropInModel draws files and requests, and compares each answer with what the rules of the language say when they
-// are read one by one: matching, replacing, counting, peeking, limits of requests, shadow and quota modes. The local cache
-// changes none of it where no request brings limits of its own.
+// are read one by one: matching, merging, replacing, counting, peeking, limits of requests, shadow, quota and stop modes.
+// The local cache changes none of it where no request brings limits of its own.
 func TestDropInModel(t *testing.T) {
 	t.Parallel()
 	overLimits := 0
 	rapid.Check(t, func(rt *rapid.T) {
-		m := &model{nodes: drawNodes(rt, 2), allQuota: rapid.IntRange(0, 5).Draw(rt, "quota everywhere") == 0, counts: make(map[string]int64)}
-		var file strings.Builder
-		file.WriteString("domain: shop\n")
-		writeNodes(&file, m.nodes, "")
-		cached := rapid.Bool().Draw(rt, "cache")
-		d := newDropIn(t, file.String(), func(c *rls.Config) {
-			c.DropIn.Quota = m.allQuota
-			if cached {
+		m := &model{
+			nodes: drawNodes(rt, 2), counts: make(map[string]int64), known: make(map[string]bool), cached: rapid.Bool().Draw(rt, "cache"),
+			allQuota: rapid.IntRange(0, 5).Draw(rt, "quota everywhere") == 0, stop: rapid.IntRange(0, 2).Draw(rt, "stop") == 0,
+		}
+		files := filesOf(m.nodes, rapid.IntRange(0, len(m.nodes)).Draw(rt, "in the first file"))
+		set, err := descriptors.Parse(files, descriptors.Options{DropIn: descriptors.DropInOptions{MergeDomains: true}})
+		if err != nil {
+			rt.Fatal(err)
+		}
+		d := newDropIn(t, "domain: shop\ndescriptors: []", func(c *rls.Config) {
+			c.DropIn.Quota, c.DropIn.StopWhenOver = m.allQuota, m.stop
+			if m.cached {
 				c.DropIn.LocalCacheBytes = 1 << 20
 			}
 		})
+		if err := d.Use(set); err != nil {
+			rt.Fatal(err)
+		}
 		for range rapid.IntRange(1, 20).Draw(rt, "requests") {
 			r := drawRequest(rt)
-			if cached {
+			if m.cached {
 				r.Descriptors = slices.DeleteFunc(r.Descriptors, func(d rls.Descriptor) bool { return d.Override })
 			}
-			if len(r.Descriptors) == 0 {
+			asks := m.resolve(&r)
+			if len(asks) == 0 || m.stop && countsTwice(asks) {
 				continue
 			}
-			want := m.answer(&r)
+			want := m.answer(asks)
 			if got := words(d.ask(t, r)); got != want {
-				rt.Fatalf("%s\n%+v\n got %s\nwant %s", file.String(), r, got, want)
+				rt.Fatalf("%s%s\n%+v\n got %s\nwant %s", files[0].Data, files[1].Data, r, got, want)
 			}
 		}
 		overLimits += m.overLimits
@@ -279,4 +348,19 @@ func TestDropInModel(t *testing.T) {
 	if overLimits < 20 {
 		t.Errorf("%d answers were over limit: little was shown", overLimits)
 	}
+}
+
+// filesOf writes the first nodes into one file of the domain and the others into a second.
+func filesOf(nodes []*modelNode, first int) []descriptors.File {
+	var files []descriptors.File
+	for i, part := range [][]*modelNode{nodes[:first], nodes[first:]} {
+		var text strings.Builder
+		text.WriteString("domain: shop\n")
+		if len(part) == 0 {
+			text.WriteString("descriptors: []\n")
+		}
+		writeNodes(&text, part, "")
+		files = append(files, descriptors.File{Name: fmt.Sprint(i, ".yaml"), Data: []byte(text.String())})
+	}
+	return files
 }
