@@ -205,7 +205,8 @@ func (s *stage) forgedAlone(ctx context.Context) (int64, error) {
 		return 0, err
 	}
 	groupsAfter, scriptsAfter, err := s.asked(ctx)
-	heartbeats := int64(time.Since(start)/redisstore.DefaultHeartbeatEvery) + 1
+	// One for each interval that has begun, and one for each connection that was opened anew: of workers and of a probe.
+	heartbeats := int64(time.Since(start)/redisstore.DefaultHeartbeatEvery) + 1 + redisstore.DefaultWorkers + 1
 	return max(groupsAfter-groups, scriptsAfter-scripts-heartbeats, 0), err
 }
 
