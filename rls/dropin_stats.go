@@ -107,7 +107,7 @@ func (d *dropInTake) countedHits(hits uint64, ratio float32) RuleCounts {
 		}
 	}
 	if d.shadow && !d.verdict.Allowed {
-		c.ShadowMode = hits
+		c.ShadowMode = c.OverLimit
 	}
 	return c
 }

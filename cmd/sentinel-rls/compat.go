@@ -455,7 +455,7 @@ func (e *countingEngine) Decide(ctx context.Context, r rls.Request) (rls.Result,
 	e.stats.Answered(time.Since(start))
 	if set := e.set.Load(); set != nil && err == nil {
 		if _, known := set.DropIn(r.Domain); !known {
-			e.stats.UnknownDomain(r.Domain)
+			e.stats.UnknownDomain(r.Domain, len(r.Descriptors))
 		}
 	}
 	return result, err

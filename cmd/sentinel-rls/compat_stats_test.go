@@ -55,7 +55,7 @@ func ofRule(levels, labels string, total, over, near, cached, within, shadow int
 var everyStatistic = slices.Concat(
 	ofRule("plan_gold", `key1="plan_gold"`, 13, 3, 2, 2, 10, 0),
 	ofRule("plan", `key1="plan"`, 7, 0, 0, 0, 7, 0),
-	ofRule("quiet", `key1="quiet"`, 3, 2, 1, 1, 1, 2),
+	ofRule("quiet", `key1="quiet"`, 4, 3, 1, 2, 0, 3), // of the first two hits one is over
 	ofRule("user", `key1="user"`, 0, 0, 0, 0, 0, 0),
 	ofRule("user_bob", `key1="user_bob"`, 2, 0, 0, 0, 2, 0),
 	ofRule("route.user.verb_GET", `key1="route",key2="user",key3="verb_GET"`, 0, 0, 0, 0, 0, 0),
@@ -65,7 +65,7 @@ var everyStatistic = slices.Concat(
 	ofRule("plan_own", `key1="plan_own"`, 2, 1, 1, 0, 1, 0), // a limit that the request brings
 	ofRule("override", `key1="override"`, 0, 0, 0, 0, 0, 0),
 	[]statistic{
-		{"ratelimit.service.rate_limit.nope.domain_not_found", "ratelimit_service_rate_limit_nope_domain_not_found", 2},
+		{"ratelimit.service.rate_limit.nope.domain_not_found", "ratelimit_service_rate_limit_nope_domain_not_found", 3}, // one for each descriptor
 		{"ratelimit.service.config_load_success", "ratelimit_service_config_load_success", 1},
 		{"ratelimit.service.config_load_error", "ratelimit_service_config_load_error", 1},
 		{"ratelimit.service.global_shadow_mode", "ratelimit_service_global_shadow_mode", 4},
@@ -78,7 +78,7 @@ var everyStatistic = slices.Concat(
 		{"ratelimit.redis_per_second_pool.cx_active", "ratelimit_redis_per_second_pool_cx_active", unsaid},
 		{"ratelimit.redis_per_second_pool.cx_total", "ratelimit_redis_per_second_pool_cx_total", unsaid},
 		{"ratelimit.redis_per_second_pool.cx_local_close", "ratelimit_redis_per_second_pool_cx_local_close", unsaid},
-		{"ratelimit.localcache.hitCount", "ratelimit_localcache_hitCount", 3},
+		{"ratelimit.localcache.hitCount", "ratelimit_localcache_hitCount", 4},
 	},
 )
 
@@ -103,19 +103,25 @@ func TestCompatStatisticsAgree(t *testing.T) {
 	own.Descriptors[0].Limit = &ratelimitv3.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: 1, Unit: typev3.RateLimitUnit_YEAR}
 	seven := asking("shop", "plan", "silver")
 	seven.HitsAddend = 7
+	quiet := asking("shop", "quiet", "x")
+	quiet.HitsAddend = 2
+	unknown := asking("nope", "a", "b")
+	unknown.Descriptors = append(unknown.Descriptors, unknown.Descriptors[0])
 	for _, c := range []struct {
 		times int
 		q     *rlsv3.RateLimitRequest
 	}{
 		{13, asking("shop", "plan", "gold")},
 		{1, seven},
-		{3, asking("shop", "quiet", "x")},
+		{1, quiet},
+		{2, asking("shop", "quiet", "x")},
 		{2, asking("shop", "user", "bob")},
 		{1, asking("shop", "route", "/a", "user", "x", "verb", "GET")},
 		{1, asking("shop", "tick", "x")},
 		{1, asking("shop", "hard", "x")},
 		{2, own},
-		{2, asking("nope", "a", "b")},
+		{1, asking("nope", "a", "b")},
+		{1, unknown},
 	} {
 		if err := ask(c.times, c.q); err != nil {
 			t.Fatalf("%v: %v", c.q, err)

@@ -179,9 +179,9 @@ func (s *Stats) takeTimings() (times []time.Duration, all int) {
 	return times, all
 }
 
-// UnknownDomain counts a request for a domain that no file names. Domains beyond the first hundred, and long ones, share
-// a statistic.
-func (s *Stats) UnknownDomain(domain string) {
+// UnknownDomain counts the descriptors of a request for a domain that no file names. Domains beyond the first hundred, and
+// long ones, share a statistic.
+func (s *Stats) UnknownDomain(domain string, descriptors int) {
 	const most = 128
 	s.mu.RLock()
 	c, ok := s.unknown[domain]
@@ -200,7 +200,7 @@ func (s *Stats) UnknownDomain(domain string) {
 		}
 		s.mu.Unlock()
 	}
-	c.Add(1)
+	c.Add(uint64(descriptors))
 }
 
 // sample is one statistic as it is now.

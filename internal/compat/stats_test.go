@@ -30,7 +30,7 @@ func filled(tags map[string]string) *compat.Stats {
 	gold.Count(rls.RuleCounts{TotalHits: 5, OverLimit: 2, NearLimit: 1, WithinLimit: 3, ShadowMode: 2, OverLimitWithLocalCache: 2})
 	s.ConfigLoaded()
 	s.RedisError()
-	s.UnknownDomain("nope")
+	s.UnknownDomain("nope", 1)
 	s.NewPool(false).Connections(3)
 	return s
 }
@@ -106,7 +106,7 @@ func TestPrometheusHasTheMappedNames(t *testing.T) {
 	s := filled(map[string]string{"env": "prod"})
 	s.Answered(3 * time.Millisecond)
 	// What MT-02 is about: text of any kind must not panic.
-	s.UnknownDomain("a\xffb")
+	s.UnknownDomain("a\xffb", 1)
 	s.Rule(rls.RuleName{Domain: "d\xff", Levels: []string{"k_\xff\n\"", "a.b:c|d"}}).Count(rls.RuleCounts{TotalHits: 1})
 	got := scrape(t, s, nil)
 	for _, want := range []string{
@@ -196,9 +196,9 @@ func TestUnknownDomainsAreBounded(t *testing.T) {
 	t.Parallel()
 	s := compat.NewStats(nil, false)
 	for i := range 1000 {
-		s.UnknownDomain(fmt.Sprintf("d%d", i))
+		s.UnknownDomain(fmt.Sprintf("d%d", i), 1)
 	}
-	s.UnknownDomain(strings.Repeat("x", 1000))
+	s.UnknownDomain(strings.Repeat("x", 1000), 1)
 	n := 0
 	got := lines(t, s)
 	for name := range got {
