@@ -2,6 +2,7 @@ package rls_test
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -137,6 +138,7 @@ type model struct {
 	stop       bool // STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT
 	cached     bool // LOCAL_CACHE_SIZE_IN_BYTES
 	counts     map[string]int64
+	told       map[string]uint64
 	known      map[string]bool // counters that an answer showed to be over limit
 	overLimits int             // how many were seen
 }
@@ -146,8 +148,10 @@ type modelAsk struct {
 	node    *modelNode // nil: none that limits
 	limit   int64      // < 0: none applies
 	counter string
-	hits    int64 // 0: it only asks
-	over    bool  // its limit is exceeded
+	levels  []string // of its statistic
+	hits    int64    // 0: it only asks
+	refund  bool     // and they are given back
+	over    bool     // its limit is exceeded
 }
 
 // resolve finds what limits each descriptor, and drops those that others replace.
@@ -158,8 +162,12 @@ func (m *model) resolve(r *rls.Request) []modelAsk {
 		if a.hits = int64(max(1, r.Hits)); d.HasHits {
 			a.hits = int64(d.Hits)
 		}
+		a.refund = d.Negative && a.hits > 0
 		if d.Override {
 			a.limit, a.counter = int64(d.Limit.PerUnit), fmt.Sprint(d.Entries)
+			for _, e := range d.Entries {
+				a.levels = append(a.levels, strings.TrimSuffix(e.Key+"_"+e.Value, "_"))
+			}
 			continue
 		}
 		nodes, path := m.nodes, make([]string, 0, len(d.Entries))
@@ -168,6 +176,7 @@ func (m *model) resolve(r *rls.Request) []modelAsk {
 				break
 			}
 			nodes = a.node.nodes
+			a.levels = append(a.levels, strings.TrimSuffix(a.node.key+"_"+a.node.value, "_"))
 			if a.node.share {
 				path = append(path, "pattern "+a.node.key+a.node.value)
 			} else {
@@ -209,18 +218,48 @@ func (m *model) count(all []modelAsk) {
 	}
 	for i := range all {
 		a := &all[i]
-		stopped = stopped || m.stop && a.limit >= 0 && m.counts[a.counter]+a.hits > a.limit
+		stopped = stopped || m.stop && a.limit >= 0 && !a.refund && m.counts[a.counter]+a.hits > a.limit
 	}
 	for i := range all {
 		a := &all[i]
-		if a.limit < 0 {
+		switch {
+		case a.limit < 0:
+			continue
+		case a.refund:
+			m.counts[a.counter] = max(0, m.counts[a.counter]-a.hits)
 			continue
 		}
 		a.over = m.counts[a.counter]+a.hits > a.limit
+		m.tell(a)
 		if a.over || !stopped {
 			m.counts[a.counter] += a.hits
 		}
 		m.known[a.counter] = m.known[a.counter] || a.over
+	}
+}
+
+// tell counts what the statistics say of one descriptor: hits above the limit are over it, those above four fifths of it
+// near it, and those of an answer that is over limit are not within it.
+func (m *model) tell(a *modelAsk) {
+	count := func(what string, n int64) {
+		if n > 0 {
+			m.told["shop."+strings.Join(a.levels, ".")+" "+what] += uint64(n)
+		}
+	}
+	count("total_hits", a.hits)
+	for n := m.counts[a.counter] + 1; n <= m.counts[a.counter]+a.hits; n++ {
+		switch {
+		case n > a.limit:
+			count("over_limit", 1)
+			if a.node != nil && a.node.shadow {
+				count("shadow_mode", 1)
+			}
+		case n > a.limit*4/5:
+			count("near_limit", 1)
+		}
+	}
+	if !a.over {
+		count("within_limit", a.hits)
 	}
 }
 
@@ -295,6 +334,7 @@ func drawRequest(t *rapid.T) rls.Request {
 		if d.HasHits = rapid.IntRange(0, 3).Draw(t, "own hits") == 0; d.HasHits {
 			d.Hits = rapid.Uint64Range(0, 4).Draw(t, "hits")
 		}
+		d.Negative = rapid.IntRange(0, 7).Draw(t, "negative") == 0
 		if len(d.Entries) > 0 && rapid.IntRange(0, 5).Draw(t, "override") == 0 {
 			hour, _ := rls.UnitNamed("hour")
 			d.Override, d.Limit = true, rls.LimitOverride{PerUnit: uint32(rapid.IntRange(0, 9).Draw(t, "limit")), Unit: hour, Multiplier: 1}
@@ -305,14 +345,14 @@ func drawRequest(t *rapid.T) rls.Request {
 }
 
 // TestDropInModel draws files and requests, and compares each answer with what the rules of the language say when they
-// are read one by one: matching, merging, replacing, counting, peeking, limits of requests, shadow, quota and stop modes.
-// The local cache changes none of it where no request brings limits of its own.
+// are read one by one: matching, merging, replacing, counting, peeking, giving back, limits of requests, shadow, quota and
+// stop modes. The local cache changes none of it where no request brings limits of its own or gives back.
 func TestDropInModel(t *testing.T) {
 	t.Parallel()
 	overLimits := 0
 	rapid.Check(t, func(rt *rapid.T) {
 		m := &model{
-			nodes: drawNodes(rt, 2), counts: make(map[string]int64), known: make(map[string]bool), cached: rapid.Bool().Draw(rt, "cache"),
+			nodes: drawNodes(rt, 2), counts: make(map[string]int64), known: make(map[string]bool), told: make(map[string]uint64), cached: rapid.Bool().Draw(rt, "cache"),
 			allQuota: rapid.IntRange(0, 5).Draw(rt, "quota everywhere") == 0, stop: rapid.IntRange(0, 2).Draw(rt, "stop") == 0,
 		}
 		files := filesOf(m.nodes, rapid.IntRange(0, len(m.nodes)).Draw(rt, "in the first file"))
@@ -332,7 +372,7 @@ func TestDropInModel(t *testing.T) {
 		for range rapid.IntRange(1, 20).Draw(rt, "requests") {
 			r := drawRequest(rt)
 			if m.cached {
-				r.Descriptors = slices.DeleteFunc(r.Descriptors, func(d rls.Descriptor) bool { return d.Override })
+				r.Descriptors = slices.DeleteFunc(r.Descriptors, func(d rls.Descriptor) bool { return d.Override || d.Negative })
 			}
 			asks := m.resolve(&r)
 			if len(asks) == 0 || m.stop && countsTwice(asks) {
@@ -342,6 +382,9 @@ func TestDropInModel(t *testing.T) {
 			if got := words(d.ask(t, r)); got != want {
 				rt.Fatalf("%s%s\n%+v\n got %s\nwant %s", files[0].Data, files[1].Data, r, got, want)
 			}
+		}
+		if told := d.counts.take(); !m.cached && !m.stop && !maps.Equal(told, m.told) {
+			rt.Fatalf("%s%s\ncounted %v\nwant    %v", files[0].Data, files[1].Data, told, m.told)
 		}
 		overLimits += m.overLimits
 	})
