@@ -57,7 +57,7 @@ func TestRF_03_oneCallForEachDecision(t *testing.T) {
 			for range 100 {
 				start := time.Now()
 				a := decide(store, plenty, take("k", rule))
-				if took := time.Since(start); took > time.Second { // the budget is 20 ms, and this machine may be busy
+				if took := time.Since(start); took > plenty { // the budget is 20 ms, and this machine may be busy
 					t.Errorf("a decision took %v", took)
 				}
 				switch {
@@ -160,7 +160,7 @@ func TestRF_12_peerVanishes(t *testing.T) {
 					for !until() {
 						start := time.Now()
 						_ = decide(store, 20*time.Millisecond, take("k", rule))
-						if took := time.Since(start); took > time.Second {
+						if took := time.Since(start); took > plenty {
 							t.Errorf("a caller waited for %v", took)
 						}
 						if n := seen.connections.Load(); n > most.Load() {
@@ -183,8 +183,8 @@ func TestRF_12_peerVanishes(t *testing.T) {
 
 		dials, start = proxy.Dials(), time.Now()
 		proxy.SetHole(false)
-		crowd(func() bool { return store.BreakerState() == "closed" || time.Since(start) > 10*time.Second })
-		if took := time.Since(start); took > quarantine+2*time.Second {
+		crowd(func() bool { return store.BreakerState() == "closed" || time.Since(start) > quarantine+2*plenty })
+		if took := time.Since(start); took > quarantine+plenty {
 			t.Errorf("back after %v", took)
 		}
 		start = time.Now()
