@@ -21,7 +21,7 @@ func (n *node) work(stop <-chan struct{}) {
 		case <-stop:
 			return
 		case first := <-n.queue:
-			n.keepDistance()
+			n.keepDistance(first.deadline, stop)
 			if first.claim(time.Now()) {
 				batch = n.roundTrip(append(batch[:0], first))
 				clear(batch) // an idle worker keeps nobody's call alive
@@ -75,14 +75,30 @@ const farServer = 2 * time.Millisecond
 
 // keepDistance waits until this worker's round trip is as far as it should be behind another's that is under way: with two
 // workers half a round trip. Otherwise they end up leaving together, and who comes just after that waits for a whole round trip
-// before the own one begins.
-func (n *node) keepDistance() {
+// before the own one begins. It ends early when the other is back or stop is closed, and leaves who waits for the answer, until
+// deadline, time for a round trip and an eighth.
+func (n *node) keepDistance(deadline time.Time, stop <-chan struct{}) {
+	for {
+		wait := n.distance(deadline)
+		if wait <= 0 {
+			return
+		}
+		select { // a last round trip that was a long one says little about the other's: it may be back soon
+		case <-stop:
+			return
+		case <-time.After(min(wait, farServer)):
+		}
+	}
+}
+
+// distance is how long keepDistance would wait from now on.
+func (n *node) distance(deadline time.Time) time.Duration {
 	took := time.Duration(n.took.Load())
 	if took < farServer || n.underWay.Load() == 0 {
-		return
+		return 0
 	}
 	behind := time.Since(n.began) - time.Duration(n.departed.Load())
-	time.Sleep(min(took, n.Budget)/time.Duration(n.Workers) - behind)
+	return min(took/time.Duration(n.Workers)-behind, time.Until(deadline)-took-took/8)
 }
 
 // spare lets go what waits in the queue: a server that did not answer in time would hold these as long again, which is

@@ -47,32 +47,70 @@ func TestDeadline(t *testing.T) {
 // two of them.
 func TestWorkersKeepTheirDistance(t *testing.T) {
 	t.Parallel()
+	const ms = time.Millisecond
 	for _, c := range []struct {
-		name         string
-		workers      int
-		took, behind time.Duration
-		underWay     int32
-		want         time.Duration
+		name               string
+		workers            int
+		took, behind, left time.Duration
+		underWay           int32
+		want               time.Duration
 	}{
-		{"half a round trip", 2, 10 * time.Millisecond, time.Millisecond, 1, 4 * time.Millisecond},
-		{"a quarter", 4, 10 * time.Millisecond, time.Millisecond, 3, 1500 * time.Microsecond},
-		{"far enough", 2, 10 * time.Millisecond, 6 * time.Millisecond, 1, 0},
-		{"nobody on the way", 2, 10 * time.Millisecond, time.Millisecond, 0, 0},
-		{"a server nearby", 2, farServer - 1, 0, 1, 0},
-		{"the last round trip failed", 2, 0, 0, 1, 0},
-		{"a round trip longer than the budget", 2, time.Hour, 0, 1, 10 * time.Millisecond},
+		{"half a round trip", 2, 10 * ms, ms, 20 * ms, 1, 4 * ms},
+		{"a quarter", 4, 10 * ms, ms, 20 * ms, 3, 1500 * time.Microsecond},
+		{"far enough", 2, 10 * ms, 6 * ms, 20 * ms, 1, 0},
+		{"nobody on the way", 2, 10 * ms, ms, 20 * ms, 0, 0},
+		{"a server nearby", 2, farServer - 1, 0, 20 * ms, 1, 0},
+		{"the last round trip failed", 2, 0, 0, 20 * ms, 1, 0},
+		{"a caller who would have his answer just in time", 2, 14 * ms, 0, 20 * ms, 1, 4250 * time.Microsecond},
+		{"a caller who would not", 2, 18 * ms, 0, 20 * ms, 1, 0},
+		{"a caller with little time", 2, 10 * ms, 0, 5 * ms, 1, 0},
+		{"a round trip longer than the budget", 2, time.Hour, 0, 20 * ms, 1, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				n := &node{settings: &settings{Config: Config{Budget: 20 * time.Millisecond, Workers: c.workers}}, began: time.Now()}
-				n.took.Store(int64(c.took))
+				n := distant(c.workers, c.took, c.behind)
 				n.underWay.Store(c.underWay)
-				time.Sleep(time.Second)
-				n.departed.Store(int64(time.Since(n.began) - c.behind))
 				start := time.Now()
-				n.keepDistance()
+				n.keepDistance(start.Add(c.left), nil)
 				if got := time.Since(start); got != c.want {
 					t.Errorf("waited %v, want %v", got, c.want)
+				}
+			})
+		})
+	}
+}
+
+// distant is a node whose last round trip lasted took, and began so long ago.
+func distant(workers int, took, ago time.Duration) *node {
+	n := &node{settings: &settings{Config: Config{Workers: workers}}, began: time.Now()}
+	n.took.Store(int64(took))
+	time.Sleep(time.Minute)
+	n.departed.Store(int64(time.Since(n.began) - ago))
+	return n
+}
+
+// TestWorkersKeepTheirDistanceNoLonger: once there is nobody to keep it from, and once they are to stop. One long round trip,
+// a pause of the server, says nothing about the next one.
+func TestWorkersKeepTheirDistanceNoLonger(t *testing.T) {
+	t.Parallel()
+	for name, happens := range map[string]func(n *node, stop chan struct{}){
+		"the other is back": func(n *node, _ chan struct{}) { n.underWay.Add(-1) },
+		"the other was back soon, and left again": func(n *node, _ chan struct{}) {
+			n.took.Store(int64(time.Millisecond))
+			n.departed.Store(int64(time.Since(n.began)))
+		},
+		"the other failed": func(n *node, _ chan struct{}) { n.took.Store(0) },
+		"they stop":        func(_ *node, stop chan struct{}) { close(stop) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := distant(2, 4*time.Second, 0)
+				n.underWay.Store(1)
+				start, stop := time.Now(), make(chan struct{})
+				time.AfterFunc(100*time.Millisecond, func() { happens(n, stop) })
+				n.keepDistance(start.Add(10*time.Second), stop)
+				if got := time.Since(start); got < 100*time.Millisecond || got > 100*time.Millisecond+farServer {
+					t.Errorf("waited %v", got)
 				}
 			})
 		})
