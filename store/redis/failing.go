@@ -16,6 +16,7 @@ func (n *node) heard(err error) {
 		return
 	}
 	if err == nil {
+		n.answered.Store(true)
 		if n.failure.Swap(nil) != nil {
 			n.Observer.Failing(n.addr, nil)
 		}

@@ -232,6 +232,7 @@ type identity struct{ run, replication string }
 
 // recognise tells the observer when a server is another one than it was. What INFO does not say is not judged.
 func (n *node) recognise(now identity) {
+	n.answered.Store(true)
 	before := n.identity.Swap(&now)
 	if before == nil {
 		return

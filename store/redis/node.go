@@ -24,6 +24,7 @@ type node struct {
 	queue   chan *call
 	stopped chan struct{} // closed when no worker will take from the queue any more
 
+	answered atomic.Bool              // anything, ever
 	down     atomic.Bool              // the last thing sent to the server failed
 	failure  atomic.Pointer[error]    // why, of what Observer.Failing was told; nil: it did not
 	underWay atomic.Int32             // round trips

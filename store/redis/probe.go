@@ -231,64 +231,74 @@ func (s *Store) watch(ctx context.Context) error {
 	if err := s.awaitFirst(ctx); err != nil {
 		return err
 	}
-	wait := s.ProbeEvery
-	for sleep(ctx, wait, nil) {
-		s.look(ctx)
-		wait = s.ProbeEvery
-		if s.fault.Load() != nil {
-			wait = min(wait, unfitEvery)
-		}
+	for sleep(ctx, s.pause(), nil) {
+		_ = s.look(ctx) // what is known of it stays
 	}
 	return nil
 }
 
-// awaitFirst returns once a server has answered a probe, were it with a fault, or ctx is done.
+// pause is how long it is until the next probe of a server that has answered.
+func (s *Store) pause() time.Duration {
+	if s.fault.Load() != nil {
+		return min(s.ProbeEvery, unfitEvery)
+	}
+	return s.ProbeEvery
+}
+
+// awaitFirst returns once a server has answered a probe, were it with a fault, or a call, or ctx is done.
 func (s *Store) awaitFirst(ctx context.Context) error {
+	var why error
 	began, wait := time.Now(), min(s.Startup.Every, s.Startup.Most)
 	for !s.answered() {
 		pause := wait
 		if s.Startup.Bound > 0 {
 			left := s.Startup.Bound - time.Since(began)
 			if left <= 0 {
-				return s.noServer()
+				return s.noServer(why)
 			}
 			pause = min(pause, left)
 		}
 		if !sleep(ctx, pause, nil) {
 			return nil
 		}
-		s.look(ctx)
+		why = s.look(ctx)
 		wait = min(2*wait, s.Startup.Most)
 	}
 	return nil
 }
 
-// answered reports whether a server has ever answered a probe.
+// answered reports whether a server has ever answered.
 func (s *Store) answered() bool {
-	return s.fault.Load() != nil || slices.ContainsFunc(s.servers.nodes(), func(n *node) bool { return n.identity.Load() != nil })
+	return s.fault.Load() != nil || slices.ContainsFunc(s.servers.nodes(), func(n *node) bool { return n.answered.Load() })
 }
 
-// noServer is what becomes of a start without a server.
-func (s *Store) noServer() error {
+// noServer is what becomes of a start without a server. why is the last probe's error, which does not always name the server.
+func (s *Store) noServer(why error) error {
 	err := fmt.Errorf("%w, for %v", ErrNoServer, s.Startup.Bound)
 	for _, n := range s.servers.nodes() {
 		if cause := n.cause(); cause != nil {
 			return fmt.Errorf("%w: %s: %w", err, n.addr, cause)
 		}
 	}
+	if why != nil {
+		return fmt.Errorf("%w: %w", err, why)
+	}
 	return err
 }
 
-func (s *Store) look(ctx context.Context) {
+// look probes the servers and keeps what is unfit about them. The error is that of one that cannot be asked: what is known
+// about it stays.
+func (s *Store) look(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, max(watchTimeout, s.Budget))
 	defer cancel()
 	err := s.Probe(ctx)
 	found, _ := errors.AsType[*ConfigFault](err)
 	if err != nil && found == nil {
-		return // it cannot be asked: what is known about it stays
+		return err
 	}
 	known := s.fault.Swap(found)
 	if (known == nil) != (found == nil) || known != nil && *known != *found {
 		s.Observer.ConfigFault(found)
 	}
+	return nil
 }

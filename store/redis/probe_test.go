@@ -300,6 +300,43 @@ func TestStartup(t *testing.T) {
 			t.Errorf("Run = %v, want it to wait for ever", err)
 		}
 	})
+	t.Run("it answered calls, and no probe", func(t *testing.T) {
+		t.Parallel()
+		server := testserver.Start(t, testserver.Redis)
+		store, err := redis.New(redis.Config{
+			URL: server.URL(), Budget: plenty, Startup: redis.Startup{Every: 2 * time.Second, Bound: 2 * time.Second},
+		})
+		must(t, err)
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		stopped := make(chan error, 1)
+		go func() { stopped <- store.Run(ctx) }()
+		answered := decide(store, plenty, take("k", never(t, 1)))
+		server.Kill()
+		if err := <-stopped; answered.Err != nil || err != nil {
+			t.Errorf("Run = %v after a call that was answered (%v), want it to wait for ever", err, answered.Err)
+		}
+	})
+	t.Run("it comes unfit", func(t *testing.T) {
+		t.Parallel()
+		server := testserver.Start(t, testserver.Redis, testserver.WithArgs("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"))
+		store := open(t, redis.Config{
+			URL: server.URL(), Budget: plenty, ProbeEvery: time.Hour, Startup: redis.Startup{Every: 10 * time.Millisecond},
+		})
+		eventually(t, "the fault is found", func() bool { return slices.Contains(store.Degraded(), redis.DegradedConfig) })
+		must(t, raw(t, server).ConfigSet(t.Context(), "maxmemory-policy", "noeviction").Err())
+		eventually(t, "the fault is gone", func() bool { return len(store.Degraded()) == 0 })
+	})
+	t.Run("a cluster that does not come", func(t *testing.T) {
+		t.Parallel()
+		store, err := redis.New(redis.Config{
+			URL: "redis+cluster://127.0.0.1:1", Budget: plenty, Startup: redis.Startup{Every: 10 * time.Millisecond, Bound: 50 * time.Millisecond},
+		})
+		must(t, err)
+		if err := store.Run(t.Context()); !errors.Is(err, redis.ErrNoServer) || !contains(err, "127.0.0.1:1") {
+			t.Errorf("Run = %v, want ErrNoServer and the cause", err)
+		}
+	})
 	t.Run("it comes later", func(t *testing.T) {
 		t.Parallel()
 		server := testserver.Start(t, testserver.Redis)
