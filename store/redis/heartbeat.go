@@ -142,9 +142,9 @@ func (h *heart) beat(ctx context.Context, n *node, key string, span time.Duratio
 // list's name before the heartbeat, empty when there was no list.
 func (h *heart) judge(key, found, name string, last, now algorithms.Micros) {
 	h.mu.Lock()
+	defer h.mu.Unlock() // until it is told: greet waits for that
 	before, known := h.seen[key]
 	h.seen[key] = sight{name, max(last, now)}
-	h.mu.Unlock()
 	switch {
 	case known && found != before.name && name != before.name: // or greet has seen the new list, and told
 		h.store.Observer.StateLost(LostAll)
@@ -204,12 +204,9 @@ func (h *heart) greet(ctx context.Context, n *node, cn *redis.Conn) error {
 		return nil
 	}
 	h.mu.Lock()
-	news := h.seen[key] == before // of several connections at once, one tells
-	if news {
+	defer h.mu.Unlock()
+	if h.seen[key] == before { // of several connections at once one tells, and the others wait until it has
 		delete(h.seen, key) // what is there now is the next heartbeat's to see
-	}
-	h.mu.Unlock()
-	if news {
 		h.store.Observer.StateLost(lost)
 	}
 	return nil
