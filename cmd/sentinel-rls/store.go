@@ -19,6 +19,7 @@ import (
 type store struct {
 	rls.Store
 	name         string                          // for the log
+	instant      bool                            // it never waits, so it needs no budget
 	breakerState func() string                   // nil: it has no breaker
 	degraded     func() []string                 // codes for /readyz; nil: it is never degraded
 	parts        []tiers.Part                    // what must run for it
@@ -47,7 +48,7 @@ func newMemoryStore(cfg config.Config, recorder *telemetry.Recorder) (store, err
 		return store{}, err
 	}
 	recorder.WatchMemoryStore(s.Buckets)
-	return store{Store: s, name: "memory", check: func(context.Context) error { return nil }}, nil
+	return store{Store: s, name: "memory", instant: true, check: func(context.Context) error { return nil }}, nil
 }
 
 func newRedisStore(cfg config.Config, recorder *telemetry.Recorder, log *slog.Logger) (store, error) {

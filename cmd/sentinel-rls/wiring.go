@@ -54,9 +54,13 @@ func engineConfig(cfg config.Config, s store, identities rls.Identifier, recorde
 	if cfg.DenyCache.MaxAge > 0 && cfg.Redis.URL != "" { // the memory store is as quick itself
 		denyCache = &rls.DenyCacheConfig{MaxAge: cfg.DenyCache.MaxAge, Keys: cfg.DenyCache.MaxBuckets}
 	}
+	budget := cfg.Redis.Budget
+	if s.instant { // a pause of the process is no reason to refuse what can be decided inside the caller's deadline
+		budget = time.Hour
+	}
 	return rls.Config{
 		Store: s, Identifier: identities, Recorder: recorder, BreakerState: s.breakerState,
-		StoreBudget:       cfg.Redis.Budget,
+		StoreBudget:       budget,
 		Reserve:           max(cfg.Guard.Reserve, time.Nanosecond), // the engine takes 0 for its default
 		NoDeadline:        cfg.Guard.NoDeadline,
 		MaxInFlight:       cfg.Guard.MaxInFlight,

@@ -224,6 +224,19 @@ func TestWiring(t *testing.T) {
 	}
 }
 
+// Redis' budget is not the memory store's: a process that was paused for longer decides all the same, inside the deadline.
+func TestMemoryStoreHasTheCallersTime(t *testing.T) {
+	t.Parallel()
+	cfg := config.Default()
+	s, err := newStore(cfg, telemetry.New(telemetry.Config{Registerer: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)}), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := engineConfig(cfg, s, nil, nil).StoreBudget; got < time.Minute {
+		t.Errorf("a call of the memory store may take %v", got)
+	}
+}
+
 // The engine takes a zero reserve for its default; a configured zero must stay next to nothing.
 func TestNoReserveIsNotTheDefaultReserve(t *testing.T) {
 	t.Parallel()
