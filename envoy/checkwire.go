@@ -238,9 +238,6 @@ func readText(b []byte, into *string) bool {
 	return utf8.Valid(b)
 }
 
-// metadataField is CheckResponse.dynamic_metadata.
-const metadataField = 4
-
 // writeCheck encodes an answer. False: its metadata is none of ours, which the stock codec has to encode.
 func writeCheck(resp *authv3.CheckResponse) (mem.BufferSlice, bool) {
 	if resp.GetDynamicMetadata() == nil {

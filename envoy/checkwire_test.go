@@ -2,6 +2,7 @@ package envoy
 
 import (
 	"cmp"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -110,28 +112,128 @@ func FuzzCheckCodec(f *testing.F) {
 		req.Attributes.RouteMetadataContext.FilterMetadata["sentinel"].Fields["endpoint_id"] = id
 		f.Add(marshal(f, req))
 	}
-	f.Fuzz(func(t *testing.T, data []byte) {
-		var want, got authv3.CheckRequest
-		wantErr := proto.Unmarshal(data, &want)
-		valid := wantErr == nil
-		if fixed, changed := repair(data, want.ProtoReflect().Descriptor()); changed {
-			want.Reset()
-			wantErr = proto.Unmarshal(fixed, &want)
+	f.Fuzz(func(t *testing.T, data []byte) { asksTheSame(t, data) })
+}
+
+// asksTheSame fails unless the server's codec makes of data what the stock one does, which is told to repair it first.
+func asksTheSame(t *testing.T, data []byte) {
+	t.Helper()
+	var want, got authv3.CheckRequest
+	wantErr := proto.Unmarshal(data, &want)
+	valid := wantErr == nil
+	if fixed, changed := repair(data, want.ProtoReflect().Descriptor()); changed {
+		want.Reset()
+		wantErr = proto.Unmarshal(fixed, &want)
+	}
+	repairs, err := decode(data, &got)
+	if wantErr != nil {
+		return // nothing to compare with: it may be taken where the fault is in what nobody reads
+	}
+	if err != nil {
+		t.Errorf("refused with %v what the stock codec takes", err)
+	}
+	if valid && repairs > 0 {
+		t.Errorf("a valid message counts as repaired")
+	}
+	if diff := gocmp.Diff(ask(&want), ask(&got), gocmp.AllowUnexported(asked{}), cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+		t.Errorf("another question (- stock, + ours):\n%s", diff)
+	}
+}
+
+// TestCheckReadsAnyEncoding: fields in any order and number, as no encoder writes them: messages in parts, which a decoder
+// merges, several kinds of an address or a value, parts of a map's entry missing or twice, other wire types, unknown fields.
+func TestCheckReadsAnyEncoding(t *testing.T) {
+	t.Parallel()
+	request := (*authv3.CheckRequest)(nil).ProtoReflect().Descriptor()
+	route := (*authv3.AttributeContext)(nil).ProtoReflect().Descriptor().Fields().ByName("route_metadata_context")
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	for i := range uint64(5_000) {
+		e := encoder{rand.New(rand.NewPCG(seed, i))}
+		data := e.message(request)
+		if i%2 == 0 { // of what is nested deepest there would be few
+			data = lengthDelimited(1, e.field(route))
 		}
-		repairs, err := decode(data, &got)
-		if wantErr != nil {
-			return // nothing to compare with: it may be taken where the fault is in what nobody reads
+		asksTheSame(t, data)
+		if t.Failed() {
+			t.Fatalf("message %x", data)
 		}
-		if err != nil {
-			t.Fatalf("refused with %v what the stock codec takes", err)
+	}
+}
+
+// readFields are the fields that lead to what Check reads, and some beside them.
+var readFields = map[protoreflect.Name]bool{
+	"attributes": true, "source": true, "address": true, "socket_address": true, "pipe": true, "port_value": true,
+	"request": true, "http": true, "headers": true, "header_map": true, "key": true, "value": true, "raw_value": true,
+	"context_extensions": true, "metadata_context": true, "route_metadata_context": true, "filter_metadata": true,
+	"fields": true, "string_value": true, "number_value": true, "list_value": true,
+}
+
+// encoder draws encodings.
+type encoder struct{ *rand.Rand }
+
+func oneOf[T any](e encoder, of ...T) T { return of[e.IntN(len(of))] }
+
+func (e encoder) message(of protoreflect.MessageDescriptor) (b []byte) {
+	var fields []protoreflect.FieldDescriptor
+	for i := range of.Fields().Len() {
+		if fd := of.Fields().Get(i); readFields[fd.Name()] {
+			fields = append(fields, fd)
 		}
-		if valid && repairs > 0 {
-			t.Error("a valid message counts as repaired")
+	}
+	if of.IsMapEntry() && e.IntN(8) > 0 {
+		return slices.Concat(e.field(fields[0]), e.field(fields[1]))
+	}
+	for range 1 + e.IntN(5) {
+		if len(fields) == 0 || e.IntN(100) == 0 {
+			b = append(b, e.odd()...)
+		} else {
+			b = append(b, e.field(oneOf(e, fields...))...)
 		}
-		if diff := gocmp.Diff(ask(&want), ask(&got), gocmp.AllowUnexported(asked{}), cmpopts.EquateComparable(netip.Addr{})); diff != "" {
-			t.Fatalf("another question (- stock, + ours):\n%s", diff)
-		}
-	})
+	}
+	return b
+}
+
+func (e encoder) field(fd protoreflect.FieldDescriptor) []byte {
+	switch fd.Kind() {
+	case protoreflect.MessageKind:
+		return lengthDelimited(fd.Number(), e.message(fd.Message()))
+	case protoreflect.StringKind, protoreflect.BytesKind:
+		return lengthDelimited(fd.Number(), oneOf(e, textsOf(fd)...)+oneOf(e, slices.Concat([]string{"\xff"}, make([]string, 50))...))
+	case protoreflect.DoubleKind:
+		return protowire.AppendFixed64(protowire.AppendTag(nil, fd.Number(), protowire.Fixed64Type), 0)
+	}
+	return protowire.AppendVarint(protowire.AppendTag(nil, fd.Number(), protowire.VarintType), 1)
+}
+
+// odd draws a field that need not be of the message, or of the type that its number has there.
+func (e encoder) odd() []byte {
+	num := oneOf[protowire.Number](e, 1, 2, 3, 4, 10, 13, 99, protowire.MaxValidNumber)
+	group := slices.Concat(protowire.AppendTag(nil, num, protowire.StartGroupType), lengthDelimited(num, "cookie"),
+		protowire.AppendTag(nil, num, protowire.EndGroupType))
+	return oneOf(e,
+		protowire.AppendVarint(protowire.AppendTag(nil, num, protowire.VarintType), 1<<63),
+		protowire.AppendFixed32(protowire.AppendTag(nil, num, protowire.Fixed32Type), 7),
+		group, group[:len(group)-1],
+		protowire.AppendVarint(protowire.AppendTag(nil, num, protowire.BytesType), 1<<63),
+		lengthDelimited(num, "cookie"),
+	)
+}
+
+// textsOf are what a field may hold. What Check looks for is among them, and what it must not take for that.
+func textsOf(fd protoreflect.FieldDescriptor) []string {
+	if fd.Name() != "key" {
+		return []string{"192.0.2.17", "application/grpc", "free", "2001:db8::1", ""}
+	}
+	switch fd.Parent().Name() {
+	case "FilterMetadataEntry":
+		return []string{"sentinel", "sentinel", "envoy.lb", ""}
+	case "FieldsEntry", "ContextExtensionsEntry":
+		return []string{"endpoint_id", "endpoint_id", "Endpoint_ID", ""}
+	}
+	return []string{
+		"cookie", "Cookie", "coo\u212aie", "authorization", "x-forwarded-for", "X-Sentinel-Client-IP", "content-type", "accept", "",
+	}
 }
 
 // What nobody reads is not looked into: neither is it refused, nor does it count as repaired.
