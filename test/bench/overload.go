@@ -43,7 +43,7 @@ endpoints:
     fail_mode: fail_open
     emergency: {capacity: %d, refill: %d/s}
     limits:
-      - {algorithm: token_bucket, capacity: 1000000000, refill: 1/60s}
+      - {algorithm: token_bucket, capacity: 10000000, refill: 1/60s}
 `, overloadCapacity, overloadRefill)
 
 // overload offers one and a half times of what the program answers at most.

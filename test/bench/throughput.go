@@ -21,7 +21,7 @@ endpoints:
     fail_mode: fail_open
     emergency: {capacity: 1, refill: 0}
     limits:
-      - {algorithm: token_bucket, capacity: 1000000000, refill: 1/60s}
+      - {algorithm: token_bucket, capacity: 10000000, refill: 1/60s}
 `
 
 // barely is the bare server, asked something.
@@ -179,7 +179,7 @@ func several(counts []int) string {
 	for _, n := range counts {
 		fmt.Fprintf(&file, "  limits-%d:\n    policy_version: 1\n    fail_mode: fail_open\n    emergency: {capacity: 1, refill: 0}\n    limits:\n", n)
 		for i := range n {
-			fmt.Fprintf(&file, "      - {name: limit-%d, algorithm: token_bucket, capacity: 1000000000, refill: 1/60s}\n", i)
+			fmt.Fprintf(&file, "      - {name: limit-%d, algorithm: token_bucket, capacity: 10000000, refill: 1/60s}\n", i)
 		}
 	}
 	return file.String()
