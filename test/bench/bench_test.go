@@ -514,3 +514,25 @@ func TestUsage(t *testing.T) {
 		}
 	}
 }
+
+// A generator that is late itself says nothing about the server.
+func TestGeneratorThatIsLateItself(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name  string
+		given []Figure
+		which string
+		want  Verdict
+	}{
+		{"overload", (&Overload{DeadlineMS: 20, OpenSide: OpenSide{Lag: 25_000}, InTime: 0.3}).figures(), "overload.in_time", notJudged},
+		{"overload of a server", (&Overload{DeadlineMS: 20, OpenSide: OpenSide{Lag: 5_000}, InTime: 0.3}).figures(), "overload.in_time", missed},
+		{"open loop", (&OpenLoop{DeadlineMS: 20, Ours: OpenSide{Lag: 25_000, Calls: 9, Late: 1}}).figures(), "open_loop.late", notJudged},
+		{"at the bare server", (&OpenLoop{DeadlineMS: 20, Base: OpenSide{Lag: 25_000, Calls: 9}}).figures(), "open_loop.late", notJudged},
+		{"open loop of a server", (&OpenLoop{DeadlineMS: 20, Base: OpenSide{Calls: 9}, Ours: OpenSide{Calls: 9, Late: 1}}).figures(), "open_loop.late", missed},
+	} {
+		i := slices.IndexFunc(tt.given, func(f Figure) bool { return f.Name == tt.which })
+		if got := tt.given[i].Verdict; got != tt.want {
+			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
+		}
+	}
+}

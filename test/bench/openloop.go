@@ -121,6 +121,11 @@ func (b *bench) capacity(ctx context.Context, e entrant) (perSecond float64, too
 }
 
 // figures returns what is judged of the loop: the share of late answers against the bare server's.
+// generatorLate says that lateness is the generator's: its core is too slow for the rate, and it reads answers as late.
+func (s *OpenSide) generatorLate() string {
+	return fmt.Sprintf("the generator itself sent one call of 100 more than %.0f ms after it was due", s.Lag/1000)
+}
+
 func (o *OpenLoop) figures() []Figure {
 	verdict, why := Verdict(""), ""
 	switch failed := o.Base.Failed + o.Ours.Failed; {
@@ -128,6 +133,10 @@ func (o *OpenLoop) figures() []Figure {
 		verdict, why = notJudged, o.TooBusy
 	case o.Others > maxOthers:
 		verdict, why = notJudged, fmt.Sprintf("other work took %.0f %% of the machine", 100*o.Others)
+	case o.Base.Lag > 1000*o.DeadlineMS:
+		verdict, why = notJudged, o.Base.generatorLate()
+	case o.Ours.Lag > 1000*o.DeadlineMS:
+		verdict, why = notJudged, o.Ours.generatorLate()
 	case failed > 0:
 		verdict, why = void, fmt.Sprintf("%d calls failed", failed)
 	}

@@ -147,6 +147,8 @@ func (o *Overload) figures() []Figure {
 		verdict, why = notJudged, o.TooBusy
 	case o.Others > maxOthers:
 		verdict, why = notJudged, fmt.Sprintf("other work took %.0f %% of the machine", 100*o.Others)
+	case o.Lag > 1000*o.DeadlineMS:
+		verdict, why = notJudged, o.generatorLate()
 	case o.Failed > 0:
 		verdict, why = void, fmt.Sprintf("%d calls failed", o.Failed)
 	}
