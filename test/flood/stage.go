@@ -105,7 +105,10 @@ func newStage(ctx context.Context, o options) (_ *stage, err error) {
 	}
 	s.valid = load.Check("all", tokens)
 	forge := forger(tokens[0])
-	s.forged = load.CheckEach("all", func(uint64) string { return forge(s.forgedOf.Add(1)) })
+	s.forged, err = load.CheckEach("all", func(uint64) string { return forge(s.forgedOf.Add(1)) })
+	if err != nil {
+		return nil, err
+	}
 	return s, s.warm(ctx)
 }
 
@@ -245,7 +248,7 @@ func forger(valid string) func(n uint64) string {
 	end := "." + payload + "." + encode(signature)
 	run := rand.Text()
 	return func(n uint64) string {
-		return encode(fmt.Appendf(nil, `{"alg":"RS256","typ":"JWT","kid":"%s-%d"}`, run, n)) + end
+		return encode(fmt.Appendf(nil, `{"alg":"RS256","typ":"JWT","kid":"%s-%09d"}`, run, n)) + end
 	}
 }
 
