@@ -49,23 +49,23 @@ func (r checkReader) attributes(b []byte, a *authv3.AttributeContext) bool {
 	})
 }
 
-// readPeer reads the address of the source, which is one of several kinds.
+// readPeer reads the address of the source.
 func readPeer(b []byte, a *authv3.AttributeContext) bool {
+	return eachPayload(b, func(num protowire.Number, b []byte) bool { return num != 1 || readAddress(b, a) })
+}
+
+// readAddress reads the source's address, which is one of several kinds. False: it is not a socket's alone, or comes twice.
+func readAddress(b []byte, a *authv3.AttributeContext) bool {
 	return eachPayload(b, func(num protowire.Number, b []byte) bool {
-		if num != 1 {
-			return true
+		if num != 1 || a.Source != nil {
+			return false
+		}
+		socket := &corev3.SocketAddress{}
+		a.Source = &authv3.AttributeContext_Peer{
+			Address: &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: socket}},
 		}
 		return eachPayload(b, func(num protowire.Number, b []byte) bool {
-			if num != 1 || a.Source != nil {
-				return false
-			}
-			socket := &corev3.SocketAddress{}
-			a.Source = &authv3.AttributeContext_Peer{
-				Address: &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: socket}},
-			}
-			return eachPayload(b, func(num protowire.Number, b []byte) bool {
-				return num != 2 || readText(b, &socket.Address)
-			})
+			return num != 2 || readText(b, &socket.Address)
 		})
 	})
 }
