@@ -112,7 +112,7 @@ func newCompatRedis(s compat.Settings, r compat.Redis, cfg config.Config, pool *
 	rc.URL, rc.Username, rc.PasswordFile, rc.TLS = address, "", "", nil
 	rc.SentinelUsername, rc.SentinelPassword, rc.SentinelPasswordFile = "", "", ""
 	rc.DialTimeout, rc.ExpiryJitter = r.DialTimeout, s.ExpiryJitter
-	rc.Startup = redis.Startup{Every: r.Startup.Every, Most: r.Startup.Most, Bound: r.Startup.Bound}
+	rc.Startup = redis.Startup(r.Startup)
 	if r.Type == compat.Sentinel {
 		rc.SentinelUsername, rc.SentinelPassword = r.Login(r.SentinelAuth)
 	}
