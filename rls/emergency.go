@@ -123,8 +123,7 @@ func (b *emergencyBucket) warm(now algorithms.Micros, a emergencyAsk) {
 }
 
 // admitEmergency decides asks all or nothing and returns, for each, whether it fitted, after what wait it would, and what
-// remains.
-// Charges are recorded whatever else happens. Buckets of asks are distinct.
+// remains. Charges are recorded whatever else happens. Buckets of asks are distinct.
 func admitEmergency(now algorithms.Micros, asks []emergencyAsk) (allowed bool, verdicts []algorithms.Verdict) {
 	inOrder := slices.Clone(asks)
 	slices.SortFunc(inOrder, func(a, b emergencyAsk) int { return cmp.Compare(a.bucket.id, b.bucket.id) })
