@@ -28,15 +28,11 @@ func profile(ctx context.Context, size Size, dir string, progress io.Writer) err
 		filepath.Join(dir, "rls_redis"), progress); err != nil {
 		return err
 	}
-	keys, err := os.MkdirTemp("", "tokens")
+	settings, check, forget, err := b.checks()
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(keys)
-	settings, check, err := b.checks(keys)
-	if err != nil {
-		return err
-	}
+	defer forget()
 	return b.profile(ctx, settings, check, filepath.Join(dir, "authz_redis"), progress)
 }
 

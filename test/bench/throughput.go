@@ -116,15 +116,11 @@ func (b *bench) rlsDenied(ctx context.Context, r *Report) error {
 // authz has three entrants: the bare server, the program, and the program that keeps no verified token. All get the same
 // RS256 tokens.
 func (b *bench) authz(ctx context.Context, r *Report) error {
-	dir, err := os.MkdirTemp("", "tokens")
+	settings, ask, forget, err := b.checks()
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
-	settings, ask, err := b.checks(dir)
-	if err != nil {
-		return err
-	}
+	defer forget()
 	cached, stop, err := b.enter(ctx, settings, ask)
 	if err != nil {
 		return err
@@ -155,14 +151,22 @@ func (b *bench) authz(ctx context.Context, r *Report) error {
 	return nil
 }
 
-// checks is a program with keys in dir, and Checks with RS256 tokens that they sign.
-func (b *bench) checks(dir string) (load.Settings, load.Ask, error) {
-	signers, env, err := tokenKeys(dir)
+// checks is a program with keys in a directory of its own, which forget removes, and Checks with RS256 tokens that they sign.
+func (b *bench) checks() (settings load.Settings, ask load.Ask, forget func(), err error) {
+	dir, err := os.MkdirTemp("", "tokens")
 	if err != nil {
-		return load.Settings{}, nil, err
+		return settings, nil, nil, err
 	}
-	ask, err := signers[0].ask(b.size.tokens())
-	return load.Settings{Policies: admitAll, Store: b.store, Env: env}, ask, err
+	forget = func() { _ = os.RemoveAll(dir) }
+	signers, env, err := tokenKeys(dir)
+	if err == nil {
+		ask, err = signers[0].ask(b.size.tokens())
+	}
+	if err != nil {
+		forget()
+		return settings, nil, nil, err
+	}
+	return load.Settings{Policies: admitAll, Store: b.store, Env: env}, ask, forget, nil
 }
 
 // verifyAll has each token verified, so that it is kept.
