@@ -22,10 +22,11 @@ RACE := $(if $(shell command -v "$$(go env CC)" 2>/dev/null),-race)
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
 
+# Not go run: it would not pass a signal to make on to the demo.
 .PHONY: demo
 demo: servers build ## Play the story through a real Envoy, then stay up (ONCE=1: exit instead)
 	go build -o bin/demo ./test/demo
-	exec bin/demo $(if $(ONCE),-once) # a signal to make is one to the demo, which go run would not pass on
+	exec bin/demo $(if $(ONCE),-once)
 
 .PHONY: test
 test: servers ## Every test: unit, property, parity, store suite, gRPC, and end to end through a real Envoy
