@@ -50,26 +50,65 @@ func NewEncoder(jitter time.Duration) *Encoder {
 // as clients take them, since making one allocates.
 type parameters struct{ algorithm, p1, p2, p3 any }
 
-// AppendCommand appends the whole command that decides calls as one group, EVALSHA of Group's digest, to dst and
-// returns it. The keys of calls must be distinct. A server that does not know the script answers NOSCRIPT.
-// The error wraps ErrCalls. A zero Rule, an invalid Op and a cost of 0 or less panic.
-func (e *Encoder) AppendCommand(dst []any, calls []Call) ([]any, error) {
-	if len(calls) == 0 || len(calls) > MaxCalls {
-		return dst, fmt.Errorf("%w: %d, must be 1 to %d", ErrCalls, len(calls), MaxCalls)
+// AppendCommand appends the whole command that decides groups, each all or nothing, in order, EVALSHA of Script's digest,
+// to dst and returns it. The keys must be distinct, over all groups. Neighbours that are alike but for their keys make the
+// command shorter. A server that does not know the script answers NOSCRIPT.
+// The error wraps ErrCalls: no group or bucket, or more than MaxCalls buckets. A zero Rule, an invalid Op and a cost of 0 or
+// less panic.
+func (e *Encoder) AppendCommand(dst []any, groups ...[]Call) ([]any, error) {
+	keys := 0
+	for _, calls := range groups {
+		if len(calls) == 0 {
+			return dst, fmt.Errorf("%w: a group of none", ErrCalls)
+		}
+		keys += len(calls)
 	}
-	dst = append(dst, argEvalSHA, argDigest(), len(calls))
-	for i := range calls {
-		dst = append(dst, calls[i].Key)
+	if keys == 0 || keys > MaxCalls {
+		return dst, fmt.Errorf("%w: %d, must be 1 to %d", ErrCalls, keys, MaxCalls)
 	}
-	for i := range calls {
-		c := &calls[i]
-		p := e.parameters(c.Rule)
-		dst = append(dst, p.algorithm, opArg(c.Op), costArg(c.Cost), p.p1, p.p2, p.window(c))
+	dst = append(dst, argEvalSHA, argDigest(), keys)
+	for _, calls := range groups {
+		for i := range calls {
+			dst = append(dst, calls[i].Key)
+		}
 	}
-	if e.jitter > 0 {
-		dst = append(dst, rand.Int64N(e.jitter))
+	dst = append(dst, e.extra())
+	for len(groups) > 0 {
+		calls, run := groups[0], 1
+		for run < len(groups) && alike(groups[run], calls) {
+			run++
+		}
+		dst = append(dst, smallArg(run), smallArg(len(calls)))
+		for i := range calls {
+			c := &calls[i]
+			p := e.parameters(c.Rule)
+			dst = append(dst, p.algorithm, opArg(c.Op), costArg(c.Cost), p.p1, p.p2, p.window(c))
+		}
+		groups = groups[run:]
 	}
 	return dst, nil
+}
+
+// alike reports whether two groups differ in nothing but their keys.
+func alike(a, b []Call) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		x, y := &a[i], &b[i]
+		if x.Rule != y.Rule || x.Op != y.Op || x.Cost != y.Cost || x.Window != y.Window {
+			return false
+		}
+	}
+	return true
+}
+
+// extra is the argument that says how long what is written lives beyond its use.
+func (e *Encoder) extra() any {
+	if e.jitter <= 0 {
+		return argZero
+	}
+	return rand.Int64N(e.jitter)
 }
 
 func (e *Encoder) parameters(r algorithms.Rule) *parameters {
@@ -121,6 +160,14 @@ var (
 	argOps         = [...]any{algorithms.OpTake: "take", algorithms.OpCharge: "charge", algorithms.OpPeek: "peek", algorithms.OpRefund: "refund"}
 	argDigest      = sync.OnceValue(func() any { return Group().SHA1() })
 )
+
+// smallArg is a number that is mostly 1.
+func smallArg(n int) any {
+	if n == 1 {
+		return argOne
+	}
+	return n
+}
 
 func opArg(op algorithms.Op) any {
 	if op == 0 || int(op) >= len(argOps) {

@@ -233,7 +233,7 @@ func TestLUA_14_exactly_the_limit_passes(t *testing.T) {
 							t.Error(err)
 							return
 						}
-						reply, err := lua.Decode(raw, []lua.Call{call})
+						reply, err := decodeOne(raw, []lua.Call{call})
 						if err != nil {
 							t.Error(err)
 							return
@@ -418,7 +418,7 @@ func TestLUA_22_corrupt_values_read_as_absent(t *testing.T) {
 	})
 }
 
-// A full server refuses the first write, so nothing is half written, and the error surfaces as one of the server.
+// A full server refuses the first write, so nothing is half written, and what it says surfaces.
 func TestLUA_23_full_server_leaves_no_half_state(t *testing.T) {
 	t.Parallel()
 	eachServer(t, func(t *testing.T, s *server) {
@@ -436,8 +436,23 @@ func TestLUA_23_full_server_leaves_no_half_state(t *testing.T) {
 			{take("foreign", tb, 1)},
 			{{Key: "tb", Rule: tb, Op: algorithms.OpCharge, Cost: 1}},
 		} {
-			if err := s.client.Do(t.Context(), s.command(t, calls...)...).Err(); err == nil || !strings.HasPrefix(err.Error(), "OOM ") {
-				t.Errorf("%+v on a full server: %v, want its OOM error", calls, err)
+			if reply := s.decide(t, calls...); !strings.HasPrefix(reply.Refused, "OOM ") || reply.Allowed || reply.Healed > 0 {
+				t.Errorf("%+v on a full server: %+v, want its OOM error", calls, reply)
+			}
+		}
+		// Who asks for more than there is has an answer, also in a command with those who do not.
+		groups := [][]lua.Call{{take("tb", tb, 1)}, {take("sw", sw, 4)}, {take("fresh", tb, 1), take("foreign", tb, 1)}, {take("new", tb, 4)}}
+		command, err := s.encoder.AppendCommand(nil, groups...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		replies, err := lua.Decode(s.do(t, command...), groups...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, r := range replies {
+			if refused := i%2 == 0; r.Allowed || refused != strings.HasPrefix(r.Refused, "OOM ") || !refused && r.Refused != "" {
+				t.Errorf("group %d of %v: %+v", i, groups, r)
 			}
 		}
 		if reply := s.decide(t, take("tb", tb, 4)); reply.Allowed {

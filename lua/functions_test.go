@@ -55,7 +55,7 @@ func (c functionCase) want() string {
 	if c.present {
 		s, readable = lua.DecodeState(r, c.stored, c.now)
 	}
-	group := parityCase{calls: []lua.Call{c.call}, allowed: r.Admits(c.call.Op, s, c.now, c.call.Cost)}
+	group := &parityCase{calls: []lua.Call{c.call}, allowed: r.Admits(c.call.Op, s, c.now, c.call.Cost)}
 	value, ttl := "-", "-"
 	if group.writes(0, s, c.now) {
 		next := r.Apply(c.call.Op, s, c.now, c.call.Cost, c.call.Window)

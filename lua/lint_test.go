@@ -14,7 +14,7 @@ import (
 var commands = []*regexp.Regexp{
 	regexp.MustCompile(`^redis\.call\('MGET', unpack\(KEYS\)\)`),
 	regexp.MustCompile(`^redis\.call\('TIME'\)`),
-	regexp.MustCompile(`^redis\.call\('SET', KEYS\[i\], argv\[a\], 'PX', string\.format\('%d', argv\[a \+ 2\]\)(, 'NX')?\)`),
+	regexp.MustCompile(`^redis\.pcall\('SET', KEYS\[i\], write\[i\], 'PX', ttl(, 'NX')?\)`),
 	regexp.MustCompile(`^redis\.error_reply\('[^']*'\)`),
 }
 
@@ -58,15 +58,16 @@ func TestLUA_19_keys_are_declared(t *testing.T) {
 		t.Error(problem)
 	}
 	for _, bad := range []string{
-		`redis.call('SET', 'k', argv[a], 'PX', string.format('%d', argv[a + 2]))`,
-		`redis.call('SET', KEYS[i] .. ':x', argv[a], 'PX', string.format('%d', argv[a + 2]))`,
-		`redis.call('SET', KEYS[i], argv[a])`,
+		`redis.pcall('SET', 'k', write[i], 'PX', ttl)`,
+		`redis.pcall('SET', KEYS[i] .. ':x', write[i], 'PX', ttl)`,
+		`redis.pcall('SET', KEYS[i], write[i])`,
 		`redis.call('GET', KEYS[1])`,
 		`redis.call('DEL', KEYS[i])`,
 		`redis.pcall('TIME')`,
 		`local call = redis.call`,
 		`local r = redis`,
-		`redis.call('SET', KEYS[i + 1], argv[a], 'PX', string.format('%d', argv[a + 2]))`,
+		`redis.call('SET', KEYS[i], write[i], 'PX', ttl)`,
+		`redis.pcall('SET', KEYS[i + 1], write[i], 'PX', ttl)`,
 		`redis['call']('TIME')`,
 		`local k = KEYS`,
 		`local x = tostring(1)`,
@@ -74,7 +75,7 @@ func TestLUA_19_keys_are_declared(t *testing.T) {
 		`local x = os.time()`,
 		`x = 1`,
 		`local x = MAX_LEVEL`,
-		"redis.call('SET', KEYS[i], argv[a], 'PX', string.format('%d', argv[a + 2]))\nredis.call('MGET', unpack(KEYS))",
+		"redis.pcall('SET', KEYS[i], write[i], 'PX', ttl)\nredis.call('MGET', unpack(KEYS))",
 	} {
 		if len(lint(bad)) == 0 {
 			t.Errorf("the lint finds nothing wrong with %s", bad)

@@ -43,25 +43,21 @@ func paritySeed(t *testing.T) uint64 {
 
 var newSeed = sync.OnceValue(func() uint64 { return rand.Uint64N(1_000_000_000) })
 
-// TestParity draws states relative to the server's clock, writes them into keys, runs the production script on them and
-// compares its reply, what it stored and the expiry it set with what the Go rules say at the time it replied.
+// TestParity draws states relative to the server's clock, writes them into keys, runs the production script on them, one
+// group or several at once, and compares its reply, what it stored and the expiry it set with what the Go rules say at the time it replied.
 func TestParity(t *testing.T) {
 	t.Parallel()
 	for _, script := range []struct {
 		name   string
 		stream uint64
+		groups int // of one command, at most
 		calls  func(d draw) []algorithms.Kind
 	}{
-		{"token_bucket", 1, func(draw) []algorithms.Kind { return []algorithms.Kind{algorithms.TokenBucket} }},
-		{"sliding_window", 2, func(draw) []algorithms.Kind { return []algorithms.Kind{algorithms.SlidingWindow} }},
-		{"fixed_window", 4, func(draw) []algorithms.Kind { return []algorithms.Kind{algorithms.FixedWindow} }},
-		{"group", 3, func(d draw) []algorithms.Kind {
-			kinds := make([]algorithms.Kind, 1+d.IntN(6))
-			for i := range kinds {
-				kinds[i] = algorithms.TokenBucket + algorithms.Kind(d.IntN(3))
-			}
-			return kinds
-		}},
+		{"token_bucket", 1, 1, func(draw) []algorithms.Kind { return []algorithms.Kind{algorithms.TokenBucket} }},
+		{"sliding_window", 2, 1, func(draw) []algorithms.Kind { return []algorithms.Kind{algorithms.SlidingWindow} }},
+		{"fixed_window", 4, 1, func(draw) []algorithms.Kind { return []algorithms.Kind{algorithms.FixedWindow} }},
+		{"group", 3, 1, func(d draw) []algorithms.Kind { return d.kinds(6) }},
+		{"groups", 5, 8, func(d draw) []algorithms.Kind { return d.kinds(3) }},
 	} {
 		t.Run(script.name, func(t *testing.T) {
 			t.Parallel()
@@ -69,25 +65,27 @@ func TestParity(t *testing.T) {
 			eachServer(t, func(t *testing.T, s *server) {
 				d := newDraw(seed, script.stream)
 				p := parity{server: s, lag: 150, now: s.now(t)}
-				mismatches, denied := 0, 0
+				mismatches, groups, denied := 0, 0, 0
 				for i := range checks {
-					c := p.draw(d, i, script.calls(d))
-					problem := p.check(t, &c)
-					if problem != "" {
+					batch := p.batch(d, i, script.groups, script.calls)
+					if problem := p.check(t, batch); problem != "" {
 						mismatches++
-						t.Errorf("case %d: %s\n%s", i, problem, c)
+						t.Errorf("case %d: %s\n%s", i, problem, batch)
 					}
-					if !c.allowed {
-						denied++
+					for _, c := range batch {
+						groups++
+						if !c.allowed {
+							denied++
+						}
 					}
 					if mismatches == 10 {
 						t.Fatal("giving up after 10 mismatches")
 					}
 				}
 				t.Logf("%s: %s %s, PARITY_SEED=%d: %d cases, %d denied (%d %%), %d mismatches",
-					script.name, s.Kind(), s.Version(), seed, checks, denied, 100*denied/checks, mismatches)
-				if 100*denied < 30*checks {
-					t.Errorf("%d of %d cases denied, want at least 30 %%", denied, checks)
+					script.name, s.Kind(), s.Version(), seed, groups, denied, 100*denied/groups, mismatches)
+				if 100*denied < 30*groups {
+					t.Errorf("%d of %d cases denied, want at least 30 %%", denied, groups)
 				}
 			})
 		})
@@ -105,7 +103,6 @@ type parity struct {
 type parityCase struct {
 	calls   []lua.Call
 	values  []parityValue
-	jitter  time.Duration // of what is written
 	allowed bool          // by the Go rules
 	extra   time.Duration // how much longer it is to live
 }
@@ -116,7 +113,7 @@ type parityValue struct {
 	ttl  time.Duration // 0: none
 }
 
-func (c parityCase) String() string {
+func (c *parityCase) String() string {
 	var text strings.Builder
 	fmt.Fprintf(&text, "allowed %v, extra %v", c.allowed, c.extra)
 	for i, call := range c.calls {
@@ -125,14 +122,13 @@ func (c parityCase) String() string {
 	return text.String()
 }
 
-func (p *parity) draw(d draw, n int, kinds []algorithms.Kind) parityCase {
+func (p *parity) draw(d draw, name string, kinds []algorithms.Kind) (c parityCase) {
 	now := p.now + p.lag
-	c := parityCase{jitter: time.Duration(n%3/2) * 10 * time.Minute}
 	// A group of many is denied by one of them: most of its members fit easily, or nothing would ever be written.
 	easy := len(kinds) > 1 && d.chance(60)
 	for i, kind := range kinds {
 		r := d.rule(kind)
-		call := lua.Call{Key: fmt.Sprintf("sentinel:v1:{%d}:%d", n, i), Rule: r, Op: d.op(), Cost: d.cost(r)}
+		call := lua.Call{Key: fmt.Sprintf("sentinel:v1:{%s}:%d", name, i), Rule: r, Op: d.op(), Cost: d.cost(r)}
 		v := parityValue{}
 		v.kind, v.text = d.value(r, now, call.Cost)
 		if easy && d.chance(85) {
@@ -150,6 +146,52 @@ func (p *parity) draw(d draw, n int, kinds []algorithms.Kind) parityCase {
 		c.calls, c.values = append(c.calls, call), append(c.values, v)
 	}
 	return c
+}
+
+// kinds draws the kinds of a group of up to most buckets.
+func (d draw) kinds(most int) []algorithms.Kind {
+	kinds := make([]algorithms.Kind, 1+d.IntN(most))
+	for i := range kinds {
+		kinds[i] = algorithms.TokenBucket + algorithms.Kind(d.IntN(3))
+	}
+	return kinds
+}
+
+// parityBatch is what one command decides.
+type parityBatch []*parityCase
+
+func (b parityBatch) String() string {
+	var text strings.Builder
+	for i, c := range b {
+		fmt.Fprintf(&text, "group %d: %s\n", i, c)
+	}
+	return text.String()
+}
+
+// batch draws a command of up to most groups. Some are like the one before but for the keys and what they hold.
+func (p *parity) batch(d draw, n, most int, kinds func(d draw) []algorithms.Kind) parityBatch {
+	var b parityBatch
+	for i := range 1 + d.IntN(most) {
+		if i > 0 && d.chance(50) {
+			b = append(b, p.like(d, b[i-1], n, i))
+			continue
+		}
+		c := p.draw(d, fmt.Sprintf("%d:%d", n, i), kinds(d))
+		b = append(b, &c)
+	}
+	return b
+}
+
+// like draws a case that differs from c in its keys and their values.
+func (p *parity) like(d draw, c *parityCase, n, i int) *parityCase {
+	another := &parityCase{}
+	for j, call := range c.calls {
+		call.Key = fmt.Sprintf("sentinel:v1:{%d:%d}:%d", n, i, j)
+		v := parityValue{}
+		v.kind, v.text = d.value(call.Rule, p.now+p.lag, call.Cost)
+		another.calls, another.values = append(another.calls, call), append(another.values, v)
+	}
+	return another
 }
 
 func (d draw) op() algorithms.Op {
@@ -171,28 +213,37 @@ type found struct {
 	pttl *redis.Cmd
 }
 
-// check plays c in one round trip and returns what differs from the Go rules.
-func (p *parity) check(t *testing.T, c *parityCase) string {
+// check plays a batch in one round trip and returns what differs from the Go rules.
+func (p *parity) check(t *testing.T, batch parityBatch) string {
 	ctx := t.Context()
 	var run *redis.Cmd
-	after := make([]found, len(c.calls))
-	command, err := lua.NewEncoder(c.jitter).AppendCommand(nil, c.calls)
+	groups, after := make([][]lua.Call, len(batch)), make([][]found, len(batch))
+	for i, c := range batch {
+		groups[i] = c.calls
+	}
+	jitter := time.Duration(rand.IntN(2)) * 10 * time.Minute
+	command, err := lua.NewEncoder(jitter).AppendCommand(nil, groups...)
 	if err != nil {
 		return err.Error()
 	}
-	if all := 3 + 7*len(c.calls); len(command) > all {
-		ms, _ := command[all].(int64)
-		c.extra = time.Duration(ms) * time.Millisecond
+	if ms, ok := command[extraAt(groups...)].(int64); ok {
+		for _, c := range batch {
+			c.extra = time.Duration(ms) * time.Millisecond
+		}
 	}
 	began := time.Now()
 	_, _ = p.client.Pipelined(ctx, func(q redis.Pipeliner) error { // errors are looked at one by one
-		for i, call := range c.calls {
-			c.values[i].write(q, t, call.Key)
+		for _, c := range batch {
+			for i, call := range c.calls {
+				c.values[i].write(q, t, call.Key)
+			}
 		}
 		run = q.Do(ctx, command...)
-		for i, call := range c.calls {
-			after[i] = found{q.Type(ctx, call.Key), q.Do(ctx, "GET", call.Key), q.Do(ctx, "PTTL", call.Key)}
-			q.Del(ctx, call.Key)
+		for i, c := range batch {
+			for _, call := range c.calls {
+				after[i] = append(after[i], found{q.Type(ctx, call.Key), q.Do(ctx, "GET", call.Key), q.Do(ctx, "PTTL", call.Key)})
+				q.Del(ctx, call.Key)
+			}
 		}
 		return nil
 	})
@@ -200,14 +251,20 @@ func (p *parity) check(t *testing.T, c *parityCase) string {
 	if err := run.Err(); err != nil {
 		return fmt.Sprintf("the script failed: %v", err)
 	}
-	reply, err := lua.Decode(run.Val(), c.calls)
+	replies, err := lua.Decode(run.Val(), groups...)
 	if err != nil {
 		return err.Error()
 	}
 	// The next state is drawn for the time the next script will run, or the points where decisions turn are missed.
-	p.lag = (7*p.lag + max(50, min(1000, reply.Now-p.now))) / 8
-	p.now = reply.Now
-	return c.compare(reply, after, passed)
+	now := replies[0].Now
+	p.lag = (7*p.lag + max(50, min(1000, now-p.now))) / 8
+	p.now = now
+	for i, c := range batch {
+		if problem := c.compare(replies[i], after[i], passed); problem != "" {
+			return fmt.Sprintf("group %d: %s", i, problem)
+		}
+	}
+	return ""
 }
 
 func (v parityValue) write(q redis.Pipeliner, t *testing.T, key string) {

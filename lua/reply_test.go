@@ -26,9 +26,42 @@ func TestDecode(t *testing.T) {
 		"1796035863 123456 0 - 3:4:1796035863000000":                        {Now: 1_796_035_863_123_456, Before: []algorithms.State{{}, sw}},
 		"1796035863 7 1+2 ? -":                                              {Now: 1_796_035_863_000_007, Before: []algorithms.State{{}, {}}, Allowed: true, Healed: 2},
 	} {
-		got, err := lua.Decode(text, calls)
+		got, err := decodeOne(text, calls)
 		if err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%q: %+v, %v; want %+v", text, got, err, want)
+		}
+	}
+}
+
+// A reply about several groups: the statuses of all come first, then the values of all.
+func TestDecodeSeveralGroups(t *testing.T) {
+	t.Parallel()
+	two, one := twoCalls(t), []lua.Call{take("c", bucket(t, 10, 1, 1), 1)}
+	const now = 1_796_035_863_123_456
+	tb := algorithms.State{Present: true, Level: 9_000_000, At: now}
+	sw := algorithms.State{Present: true, Level: 3, Previous: 4, At: 1_796_035_863_000_000}
+	refusal := "OOM command not allowed"
+	const text = "1796035863 123456 0 %s 1+1 - 3:4:1796035863000000 9000000:1796035863123456 ? -"
+	for status, reply := range map[string]any{
+		"1": fmt.Sprintf(text, "1"),
+		"!": []any{fmt.Sprintf(text, "!"), refusal},
+	} {
+		want := []lua.Reply{
+			{Now: now, Before: []algorithms.State{{}, sw}},
+			{Now: now, Before: []algorithms.State{tb}, Allowed: true},
+			{Now: now, Before: []algorithms.State{{}, {}}, Allowed: true, Healed: 1},
+		}
+		if status == "!" {
+			want[1].Allowed, want[1].Refused = false, refusal
+		}
+		got, err := lua.Decode(reply, two, one, two)
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v, %v; want %+v", status, got, err, want)
+		}
+		for _, groups := range [][][]lua.Call{{two, one}, {two, one, one}, {two, one, two, one}, {one, two, two}, {two, two, one, one}} {
+			if got, err := lua.Decode(reply, groups...); !errors.Is(err, lua.ErrReply) || got != nil {
+				t.Errorf("%s, read as another command's: %+v, %v; want an ErrReply", status, got, err)
+			}
 		}
 	}
 }
@@ -44,6 +77,9 @@ func TestLUA_04_malformed_replies_are_errors(t *testing.T) {
 		[]any{"1796035863", "123456", "1", "-", "-"},
 		map[any]any{},
 		true, errors.New("x"),
+		"1796035863 123456 ! - -", []any{"1796035863 123456 ! - -"}, []any{"1796035863 123456 ! - -", ""},
+		[]any{"1796035863 123456 !+1 - -", "OOM"}, []any{"OOM", "1796035863 123456 ! - -"}, []any{"1796035863 123456 ! - -", nil},
+		[]any{"1796035863 123456 ! - -", "OOM", nil}, []any{int64(1), "OOM"}, []any{"1796035863 123456 ! - -", errors.New("OOM")},
 		"", " ", "1796035863", "1796035863 123456", "1796035863 123456 1", "1796035863 123456 1 -",
 		"1796035863 123456 1 - ", "1796035863 123456 1 - - ", "1796035863 123456 1 - - -", " 1796035863 123456 1 - -",
 		"1796035863  123456 1 - -", "1796035863 123456 1 -  -", "-1 123456 1 - -", "1796035863 -1 1 - -",
@@ -54,7 +90,7 @@ func TestLUA_04_malformed_replies_are_errors(t *testing.T) {
 		"1796035863 123456 1 9000000: -", "1796035863 123456 1 -5:1796035863123456 -", "1796035863 123456 1 - 3:4:1796035863000001",
 		"1796035863 123456 1 5:1796039463123457 -", "1796035863 123456 1 nil nil", "1796035863 123456 1 " + strings.Repeat("0", 1<<20),
 	} {
-		got, err := lua.Decode(reply, calls)
+		got, err := decodeOne(reply, calls)
 		if !errors.Is(err, lua.ErrReply) || !reflect.DeepEqual(got, lua.Reply{}) {
 			t.Errorf("%.80q: %+v, %v; want an ErrReply and no reply", fmt.Sprint(reply), got, err)
 		}
@@ -78,7 +114,7 @@ func TestLUA_04_servers_cut_numbers_and_tables(t *testing.T) {
 			if !reflect.DeepEqual(got, want) {
 				t.Errorf("%s: %v, want %v", script, got, want)
 			}
-			if _, err := lua.Decode(got, twoCalls(t)); !errors.Is(err, lua.ErrReply) {
+			if _, err := decodeOne(got, twoCalls(t)); !errors.Is(err, lua.ErrReply) {
 				t.Errorf("%s: decoded with error %v, want an ErrReply", script, err)
 			}
 		}
@@ -90,13 +126,24 @@ func FuzzDecode(f *testing.F) {
 	f.Add("1796035863 123456 1 9000000:1796035863123456 3:4:1796035863000000")
 	f.Add("1796035863 123456 0+2 - ?")
 	f.Add("1796035863 123456 1 00:00 0:0:0")
+	f.Add("1796035863 123456 0 1+1 - ? 9000000:1796035863123456 -")
+	f.Add("1796035863 123456 ! 1 - ? 9000000:1796035863123456 -")
 	calls := twoCalls(f)
+	refusal := "OOM"
 	f.Fuzz(func(t *testing.T, text string) {
-		r, err := lua.Decode(text, calls)
-		if err != nil {
-			if !reflect.DeepEqual(r, lua.Reply{}) {
-				t.Errorf("%q: an error and a reply: %+v", text, r)
+		for _, reply := range []any{text, []any{text, refusal}} {
+			all, err := lua.Decode(reply, calls, calls)
+			if err != nil && all != nil || err == nil && len(all) != 2 {
+				t.Errorf("%q: %v and %d replies", text, err, len(all))
 			}
+			for _, r := range all {
+				if _, plain := reply.(string); r.Refused != "" && (plain || r.Allowed || r.Healed > 0) {
+					t.Errorf("%q: refused, %+v", text, r)
+				}
+			}
+		}
+		r, err := decodeOne(text, calls)
+		if err != nil {
 			return
 		}
 		if len(r.Before) != len(calls) || r.Now < 0 || r.Healed < 0 || r.Healed > len(calls) {

@@ -62,6 +62,15 @@ func (s *server) command(t *testing.T, calls ...lua.Call) []any {
 	return args
 }
 
+// decodeOne decodes the reply about one group.
+func decodeOne(reply any, calls []lua.Call) (lua.Reply, error) {
+	replies, err := lua.Decode(reply, calls)
+	if err != nil {
+		return lua.Reply{}, err
+	}
+	return replies[0], nil
+}
+
 // decide runs the production script.
 func (s *server) decide(t *testing.T, calls ...lua.Call) lua.Reply {
 	t.Helper()
@@ -69,7 +78,7 @@ func (s *server) decide(t *testing.T, calls ...lua.Call) lua.Reply {
 	if err != nil {
 		t.Fatalf("%+v: %v", calls, err)
 	}
-	reply, err := lua.Decode(raw, calls)
+	reply, err := decodeOne(raw, calls)
 	if err != nil {
 		t.Fatalf("%+v: %v", calls, err)
 	}
@@ -134,7 +143,7 @@ func (s *server) atInstant(t *testing.T, c lua.Call, before algorithms.State, no
 		if err != nil && err != redis.Nil {
 			t.Fatal(err)
 		}
-		reply, err := lua.Decode(run.Val(), []lua.Call{c})
+		reply, err := decodeOne(run.Val(), []lua.Call{c})
 		if err != nil {
 			t.Fatal(err)
 		}

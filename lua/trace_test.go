@@ -89,8 +89,8 @@ func (s *server) playWindow(t *testing.T, i int, st traces.Step, call lua.Call, 
 		seeded.At = p.now - p.now%w - (st.At - st.At%w - before.At) // as many windows back as traced
 		live.values[0] = parityValue{kind: "string", text: lua.EncodeState(call.Rule, seeded)}
 	}
-	if problem := p.check(t, &live); problem != "" {
-		t.Errorf("step %d: %s\n%s", i, problem, live)
+	if problem := p.check(t, parityBatch{&live}); problem != "" {
+		t.Errorf("step %d: %s\n%s", i, problem, &live)
 	}
 }
 

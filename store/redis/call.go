@@ -2,11 +2,8 @@ package redis
 
 import (
 	"context"
-	"fmt"
 	"sync/atomic"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/sentinel-rls/sentinel-rls/lua"
 	"github.com/sentinel-rls/sentinel-rls/rls"
@@ -15,12 +12,12 @@ import (
 // call is one Decide on its way through the queue. Its caller may be gone while a worker still has it, so it holds
 // nothing that belongs to the caller.
 type call struct {
-	commands []command // one per group
-	takes    int       // over all commands that are sent
-	deadline time.Time // the caller's
+	decisions []decision // one per group
+	takes     int        // over all decisions that are sent
+	deadline  time.Time  // the caller's
 
 	state atomic.Uint32
-	done  chan struct{} // closed by the worker once err or the commands' outcomes are set
+	done  chan struct{} // closed by the worker once err or the decisions' outcomes are set
 	err   error         // nothing was sent
 }
 
@@ -32,54 +29,40 @@ const (
 	left
 )
 
-// command is one group: what is sent, and what came of it.
-type command struct {
-	calls  []lua.Call // nil: the group is refused and not sent
-	reply  *redis.Cmd
-	asking bool  // the server is to answer although the slot is not its own yet
-	err    error // classified; nil: reply holds the script's reply
+// decision is one group: what is asked, and what came of it.
+type decision struct {
+	calls  []lua.Call // nil: the group is not sent
+	asking bool       // the server is to answer although the slot is not its own yet
+	reply  lua.Reply
+	err    error // classified once the call is finished; nil: reply is the script's
 }
 
-// newCall returns a call of n groups, none of which is encoded yet.
+// newCall returns a call of n groups, none of which is put in yet.
 func newCall(ctx context.Context, n int) *call {
-	c := &call{commands: make([]command, n), done: make(chan struct{})}
+	c := &call{decisions: make([]decision, n), done: make(chan struct{})}
 	c.deadline, _ = ctx.Deadline()
 	return c
 }
 
-// encode makes group the call's i-th, in the caller's goroutine. One that is refused is not sent.
-func (c *call) encode(encoder *lua.Encoder, i int, group rls.Group) error {
-	err := c.commands[i].encode(encoder, group)
-	c.takes += len(c.commands[i].calls)
-	return err
-}
-
-func (c *command) encode(encoder *lua.Encoder, group rls.Group) error {
+// put makes group, which is valid, the call's i-th.
+func (c *call) put(i int, group rls.Group) {
 	calls := make([]lua.Call, len(group))
-	for i, take := range group {
-		calls[i] = lua.Call{Key: take.Key, Rule: take.Rule, Op: take.Op, Cost: take.Cost, Window: take.Window}
+	for j, take := range group {
+		calls[j] = lua.Call{Key: take.Key, Rule: take.Rule, Op: take.Op, Cost: take.Cost, Window: take.Window}
 	}
-	args, err := encoder.AppendCommand(make([]any, 0, 4+7*len(calls)), calls)
-	if err != nil {
-		return fmt.Errorf("%w: %w", rls.ErrStore, err)
-	}
-	c.calls, c.reply = calls, redis.NewCmd(context.Background(), args...)
-	return nil
+	c.decisions[i].calls = calls
+	c.takes += len(calls)
 }
 
 // answer is the group's answer; err is what became of the whole call.
-func (c *command) answer(err error) rls.Answer {
+func (d *decision) answer(err error) rls.Answer {
 	if err == nil {
-		err = c.err
+		err = d.err
 	}
 	if err != nil {
 		return rls.Answer{Err: err}
 	}
-	reply, err := lua.Decode(c.reply.Val(), c.calls)
-	if err != nil {
-		return rls.Answer{Err: fmt.Errorf("%w: %w", rls.ErrStore, err)}
-	}
-	return rls.Answer{Now: reply.Now, Before: reply.Before, Allowed: reply.Allowed, Healed: reply.Healed}
+	return rls.Answer{Now: d.reply.Now, Before: d.reply.Before, Allowed: d.reply.Allowed, Healed: d.reply.Healed}
 }
 
 // claim makes the call the worker's to send. False: its caller is gone, or will be before an answer can come.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sentinel-rls/sentinel-rls/lua"
 	"github.com/sentinel-rls/sentinel-rls/rls"
 )
 
@@ -25,6 +26,9 @@ func classOf(err error) error {
 		if unavailable(reply.Error()) {
 			return rls.ErrUnavailable
 		}
+		return rls.ErrStore
+	}
+	if errors.Is(err, lua.ErrReply) {
 		return rls.ErrStore
 	}
 	// A full pool reports a timeout, but nothing was sent.
@@ -52,6 +56,13 @@ func isRedirection(err error) bool {
 	_, moved := redis.IsMovedError(err)
 	_, ask := redis.IsAskError(err)
 	return moved || ask || redis.IsTryAgainError(err)
+}
+
+// refusedForKeys reports a reply that refuses a command because of which keys it names, and whether that is because they lie
+// in several slots of a cluster. The command did not run.
+func refusedForKeys(err error) (slots, refused bool) {
+	slots = redis.HasErrorPrefix(err, "CROSSSLOT")
+	return slots, slots || redis.HasErrorPrefix(err, "NOPERM") && strings.Contains(err.Error(), " key")
 }
 
 // notServed reports a reply about a slot that no server of the cluster keeps, which says nothing about this one.

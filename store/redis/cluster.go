@@ -12,7 +12,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/sentinel-rls/sentinel-rls/lua"
 	"github.com/sentinel-rls/sentinel-rls/rls"
 )
 
@@ -34,9 +33,8 @@ const (
 // time to time, and whenever a server does not answer or sends a command elsewhere; redirections are followed before the
 // layout says so.
 type cluster struct {
-	store   *Store
-	encoder *lua.Encoder
-	seeds   []*node // the servers that the URL names; they are asked for the layout only
+	store *Store
+	seeds []*node // the servers that the URL names; they are asked for the layout only
 
 	slots [slotCount]atomic.Pointer[node] // nil: no server that we know of
 
@@ -61,7 +59,7 @@ type master struct {
 
 func newCluster(s *Store) *cluster {
 	c := &cluster{
-		store: s, encoder: s.encoder, masters: make(map[string]*master),
+		store: s, masters: make(map[string]*master),
 		changed: make(chan struct{}, 1), asked: make(chan struct{}),
 	}
 	for _, addr := range s.addresses {
@@ -451,7 +449,7 @@ func (c *cluster) sendPieces(ctx context.Context, pieces []*piece) (failed []*pi
 			d.err = d.node.await(ctx, d.call)
 		}
 		for i, p := range d.pieces {
-			*p.answer = d.call.commands[i].answer(d.err)
+			*p.answer = d.call.decisions[i].answer(d.err)
 			if addr, ok := redis.IsMovedError(p.answer.Err); ok {
 				c.move(p, completeAddr(addr, d.node.addr))
 			}
@@ -493,8 +491,8 @@ func (c *cluster) deliveries(ctx context.Context, pieces []*piece) []*delivery {
 	for _, d := range deliveries {
 		d.call = newCall(ctx, len(d.pieces))
 		for i, p := range d.pieces {
-			d.call.commands[i].asking = p.asking
-			d.call.commands[i].err = d.call.encode(c.encoder, i, p.group)
+			d.call.decisions[i].asking = p.asking
+			d.call.put(i, p.group)
 		}
 	}
 	return deliveries

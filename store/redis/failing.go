@@ -39,8 +39,8 @@ func (n *node) cause() error {
 // failed returns the first error among the outcomes of a batch that was not answered.
 func failed(batch []*call) error {
 	for _, c := range batch {
-		for i := range c.commands {
-			if err := c.commands[i].err; err != nil {
+		for i := range c.decisions {
+			if err := c.decisions[i].err; err != nil {
 				return err
 			}
 		}

@@ -26,7 +26,7 @@ type replicated struct {
 func newFailover(s *Store) *replicated {
 	asked := newSentinels(s)
 	f := &replicated{sentinels: asked}
-	f.single = single{node: s.newNode(s.master, asked.lookup), encoder: s.encoder, store: s}
+	f.single = single{node: s.newNode(s.master, asked.lookup), store: s}
 	return f
 }
 

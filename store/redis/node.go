@@ -33,10 +33,16 @@ type node struct {
 	took     atomic.Int64             // how long the last one lasted, as a Duration; 0: it failed
 	identity atomic.Pointer[identity] // by the last probe
 	limit    batchLimit
+	alone    atomic.Bool // the server says that it is no cluster, by the last probe
+	slots    atomic.Bool // it refused a command because its keys lie in several slots
 
 	// astray is told that the server lost a batch or sent it elsewhere: the cluster may have another layout by now.
 	astray func()
 }
+
+// together reports whether a command may carry several groups. Not where their keys may lie on different servers: on those of a
+// cluster, or behind a proxy, which either does not say what its servers are or refuses keys that it would have to ask two about.
+func (n *node) together() bool { return n.alone.Load() && !n.slots.Load() }
 
 // newNode returns a node that does not connect yet. lookup, where there is one, says where the server is, for each
 // connection anew; addr then only names it.

@@ -10,6 +10,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/sentinel-rls/sentinel-rls/lua"
 )
 
 func (c Config) withDefaults() Config {
@@ -92,13 +94,14 @@ func readPassword(file string) (string, error) {
 // therefore does not bound the connections here; MaxActiveConns does.
 const dialErrors = 512
 
-// bufferSize holds a usual batch: 25 commands of 400 bytes.
+// bufferSize holds a usual batch: 25 groups of 400 bytes.
 const bufferSize = 32 << 10
 
 // settings are what a Config and its URL say together.
 type settings struct {
 	Config
 	target
+	encoder *lua.Encoder
 }
 
 func (c Config) settings() (*settings, error) {
@@ -115,7 +118,7 @@ func (c Config) settings() (*settings, error) {
 	if t.topology != failover && (c.SentinelUsername != "" || c.SentinelPassword != "" || c.SentinelPasswordFile != "") {
 		return nil, errors.New("redis store: there are credentials for sentinels, but the URL does not name any")
 	}
-	return &settings{Config: c, target: t}, nil
+	return &settings{c, t, lua.NewEncoder(c.ExpiryJitter)}, nil
 }
 
 // tlsConfig returns how servers are verified; nil: there is no TLS.

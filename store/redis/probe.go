@@ -65,6 +65,7 @@ func (s *Store) probeServer(ctx context.Context, n *node) error {
 			return problem(err)
 		}
 	}
+	n.alone.Store(serverMode(info[0]) == "standalone")
 	n.recognise(identity{infoField(info[0], "run_id"), infoField(info[2], "master_replid")})
 	if fault := unfitServer(info[0], s.topology); fault != nil {
 		return fault
@@ -77,7 +78,7 @@ func (s *Store) probeServer(ctx context.Context, n *node) error {
 
 // unfitServer reads INFO server; what is not in there cannot be judged.
 func unfitServer(info string, want topology) *ConfigFault {
-	mode := cmp.Or(infoField(info, "redis_mode"), infoField(info, "server_mode"))
+	mode := serverMode(info)
 	switch {
 	case mode == "sentinel":
 		return &ConfigFault{
@@ -129,18 +130,17 @@ func (s *Store) probeScript(ctx context.Context, n *node, key string) error {
 	}
 	// A charge, since it always writes.
 	probe := rls.Group{{Key: key, Rule: rule, Op: algorithms.OpCharge, Cost: 1}}
-	var cmd command
-	if err := cmd.encode(s.encoder, probe); err != nil {
-		return err
+	call := newCall(ctx, 1)
+	call.put(0, probe)
+	answer := &call.decisions[0]
+	command, load := newCommand(answer), loadScript(ctx)
+	command.encode(s.encoder)
+	n.pipeline(ctx, []*redis.Cmd{load, command.reply})
+	command.read()
+	if err := cmp.Or(load.Err(), answer.err); err != nil {
+		return problem(err)
 	}
-	cmds := []*redis.Cmd{loadScript(ctx), cmd.reply}
-	n.pipeline(ctx, cmds)
-	for _, cmd := range cmds {
-		if err := cmd.Err(); err != nil {
-			return problem(err)
-		}
-	}
-	return cmd.answer(nil).Err
+	return nil
 }
 
 // problem is the fault behind err, or err in its class when there is none.
@@ -192,6 +192,11 @@ func refused(err error) bool {
 		}
 	}
 	return false
+}
+
+// serverMode reads INFO server: standalone, cluster or sentinel; empty when it is not in there.
+func serverMode(info string) string {
+	return cmp.Or(infoField(info, "redis_mode"), infoField(info, "server_mode"))
 }
 
 // infoField returns the value of a field of INFO's reply; empty when there is none.

@@ -21,7 +21,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/sentinel-rls/sentinel-rls/lua"
 	"github.com/sentinel-rls/sentinel-rls/rls"
 )
 
@@ -142,7 +141,6 @@ type Observer interface {
 type Store struct {
 	settings
 	servers servers
-	encoder *lua.Encoder
 	heart   *heart // nil: there is no heartbeat
 
 	fault atomic.Pointer[ConfigFault] // found by watch, or nil
@@ -181,7 +179,7 @@ func New(cfg Config) (*Store, error) {
 	}
 	// What the library would print is in the errors that it returns.
 	redis.SetLogger(silent{})
-	s := &Store{settings: *settings, encoder: lua.NewEncoder(cfg.ExpiryJitter)}
+	s := &Store{settings: *settings}
 	if s.HeartbeatKey != "" {
 		s.heart = newHeart(s)
 	}
@@ -295,8 +293,7 @@ func (s *Store) Degraded() []string {
 // single is one server.
 type single struct {
 	*node
-	encoder *lua.Encoder
-	store   *Store
+	store *Store
 }
 
 func newSingle(s *Store) *single {
@@ -304,7 +301,7 @@ func newSingle(s *Store) *single {
 	if addr == "" {
 		addr = s.addresses[0]
 	}
-	return &single{node: s.newNode(addr, nil), encoder: s.encoder, store: s}
+	return &single{node: s.newNode(addr, nil), store: s}
 }
 
 func (s *single) nodes() []*node { return []*node{s.node} }
@@ -317,7 +314,7 @@ func (s *single) decide(ctx context.Context, groups []rls.Group, answers []rls.A
 	c := newCall(ctx, len(groups))
 	for i := range groups {
 		if answers[i].Err == nil {
-			answers[i].Err = c.encode(s.encoder, i, groups[i])
+			c.put(i, groups[i])
 		}
 	}
 	if c.takes == 0 {
@@ -326,7 +323,7 @@ func (s *single) decide(ctx context.Context, groups []rls.Group, answers []rls.A
 	err := s.send(ctx, c)
 	for i := range answers {
 		if answers[i].Err == nil {
-			answers[i] = c.commands[i].answer(err)
+			answers[i] = c.decisions[i].answer(err)
 		}
 	}
 }

@@ -58,7 +58,7 @@ func (n *node) roundTrip(batch []*call) []*call {
 	report(ok) // after that, so that the breaker can tell why it opens
 	groups := 0
 	for _, c := range batch {
-		groups += len(c.commands)
+		groups += len(c.decisions)
 	}
 	n.Observer.RoundTrip(groups, took, ok) // before the answers, so that who has one finds it counted
 	for _, c := range batch {
@@ -139,28 +139,30 @@ func (n *node) drain(batch []*call) []*call {
 	return batch
 }
 
-// exchange sends a batch and sets the outcome of each command. It reports whether the server answered: nothing was lost
+// exchange sends a batch and sets the outcome of each decision. It reports whether the server answered: nothing was lost
 // on the way, and at least one command was carried out or sent elsewhere.
 func (n *node) exchange(batch []*call, start time.Time) bool {
 	ctx, cancel := context.WithDeadline(context.Background(), n.deadline(batch, start))
 	defer cancel()
-	commands := make([]*command, 0, len(batch))
-	for _, c := range batch {
-		for i := range c.commands {
-			if cmd := &c.commands[i]; cmd.reply != nil {
-				commands = append(commands, cmd)
-			}
-		}
-	}
-	n.pipeline(ctx, wire(nil, commands))
+	commands := n.commands(batch)
+	n.evaluate(ctx, commands)
+	commands = n.takeApart(ctx, commands)
 	n.retryUnknown(ctx, commands)
 	return n.settle(commands)
+}
+
+// evaluate encodes commands and sends them.
+func (n *node) evaluate(ctx context.Context, commands []*command) {
+	for _, c := range commands {
+		c.encode(n.encoder)
+	}
+	n.pipeline(ctx, wire(nil, commands))
 }
 
 // wire appends what is sent for commands.
 func wire(cmds []*redis.Cmd, commands []*command) []*redis.Cmd {
 	for _, c := range commands {
-		if c.asking {
+		if c.decisions[0].asking {
 			cmds = append(cmds, redis.NewCmd(context.Background(), "asking"))
 		}
 		cmds = append(cmds, c.reply)
@@ -215,6 +217,31 @@ func (n *node) deadline(batch []*call, start time.Time) time.Time {
 	return latest
 }
 
+// takeApart sends again, one by one, the groups of commands that the server refused for their keys, so that nobody is refused
+// for another's. None of them ran. Where keys lie in several slots, since a proxy before a cluster speaks like one server, each
+// group has a command of its own from then on.
+func (n *node) takeApart(ctx context.Context, commands []*command) []*command {
+	var others, again []*command
+	for _, c := range commands {
+		slots, refused := refusedForKeys(c.reply.Err())
+		if !refused || len(c.decisions) == 1 {
+			others = append(others, c)
+			continue
+		}
+		if slots {
+			n.slots.Store(true)
+		}
+		for _, d := range c.decisions {
+			again = append(again, newCommand(d))
+		}
+	}
+	if len(again) == 0 {
+		return commands
+	}
+	n.evaluate(ctx, again)
+	return append(others, again...)
+}
+
 // retryUnknown loads the script and sends again, once, the commands that the server refused because it did not know it.
 // They did not run, so sending them again takes nothing twice.
 func (n *node) retryUnknown(ctx context.Context, commands []*command) {
@@ -247,22 +274,26 @@ func (n *node) settle(commands []*command) bool {
 	answered, lost, readOnly, astray := 0, false, false, false
 	takes := 0
 	var last, classified error // commands of one batch mostly fail with the very same error
-	for _, cmd := range commands {
-		takes += len(cmd.calls)
-		err := cmd.reply.Err()
-		if err == nil {
-			answered++
-			continue
-		}
-		if !errors.Is(err, last) || last == nil {
-			last, classified = err, classify(err)
-		}
-		cmd.err = classified
-		lost = lost || !isReply(err)
-		readOnly = readOnly || redis.IsReadOnlyError(err)
-		if isRedirection(err) || notServed(err) { // the server works; the keys are another's
-			answered++
-			astray = true
+	for _, c := range commands {
+		takes += c.takes
+		c.read()
+		for _, d := range c.decisions {
+			err := d.err
+			if err == nil {
+				answered++
+				continue
+			}
+			if !errors.Is(err, last) || last == nil {
+				last, classified = err, classify(err)
+			}
+			d.err = classified
+			malformed := errors.Is(err, lua.ErrReply)
+			lost = lost || !malformed && !isReply(err)
+			readOnly = readOnly || redis.IsReadOnlyError(err)
+			if malformed || isRedirection(err) || notServed(err) { // the server works
+				answered++
+				astray = astray || !malformed // the keys are another's
+			}
 		}
 	}
 	if readOnly {

@@ -188,15 +188,13 @@ func TestOpenBreakerAnswersAtOnce(t *testing.T) {
 func TestProbeIsOneCall(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s, n := idle(t)
+		_, n := idle(t)
 		time.Sleep(time.Hour + time.Second) // half-open is due
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		for range 3 {
 			c := newCall(ctx, 1)
-			if err := c.encode(s.encoder, 0, oneTake(t)[0]); err != nil {
-				t.Fatal(err)
-			}
+			c.put(0, oneTake(t)[0])
 			n.queue <- c
 		}
 		first := <-n.queue
@@ -206,8 +204,8 @@ func TestProbeIsOneCall(t *testing.T) {
 		if batch := n.roundTrip([]*call{first}); len(batch) != 1 || len(n.queue) != 2 {
 			t.Errorf("%d calls were sent, %d left", len(batch), len(n.queue))
 		}
-		if !errors.Is(first.commands[0].err, rls.ErrUnavailable) || n.breaker.State() != "open" {
-			t.Errorf("got %v, breaker %s", first.commands[0].err, n.breaker.State())
+		if !errors.Is(first.decisions[0].err, rls.ErrUnavailable) || n.breaker.State() != "open" {
+			t.Errorf("got %v, breaker %s", first.decisions[0].err, n.breaker.State())
 		}
 		// The next ones find it open again.
 		second := <-n.queue

@@ -1,0 +1,139 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/sentinel-rls/sentinel-rls/algorithms"
+	"github.com/sentinel-rls/sentinel-rls/internal/testserver"
+	"github.com/sentinel-rls/sentinel-rls/rls"
+)
+
+// TestCommandsOfABatch: whatever a batch asks, each group goes into one command, no key comes twice in one, groups that share
+// one stay in order, and commands of several groups are bounded; and none of them could be left out.
+func TestCommandsOfABatch(t *testing.T) {
+	t.Parallel()
+	rule, err := algorithms.NewTokenBucket(1, algorithms.Rate{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		n := new(node)
+		n.alone.Store(rapid.Bool().Draw(t, "alone"))
+		n.slots.Store(rapid.IntRange(0, 3).Draw(t, "slots") == 0)
+		keys := rapid.IntRange(1, 200).Draw(t, "keys")
+		var batch []*call
+		var order []*decision
+		for range rapid.IntRange(1, 20).Draw(t, "calls") {
+			c := newCall(t.Context(), rapid.IntRange(1, 4).Draw(t, "groups"))
+			for i := range c.decisions {
+				var group rls.Group
+				first := rapid.IntRange(0, keys-1).Draw(t, "first")
+				for k := range rapid.IntRange(0, min(keys, 70)).Draw(t, "takes") {
+					group = append(group, rls.Take{Key: fmt.Sprint((first + k) % keys), Rule: rule, Op: algorithms.OpTake, Cost: 1})
+				}
+				if len(group) > 0 { // else it is one that is not sent
+					c.put(i, group)
+					order = append(order, &c.decisions[i])
+				}
+			}
+			batch = append(batch, c)
+		}
+
+		commands := n.commands(batch)
+		in := make(map[*decision]int)
+		for i, c := range commands {
+			seen, takes := make(map[string]bool), 0
+			for j, d := range c.decisions {
+				if _, twice := in[d]; twice || len(d.calls) == 0 || len(c.groups[j]) != len(d.calls) {
+					t.Fatalf("command %d: decision %d is in another one, empty, or not what is sent", i, j)
+				}
+				in[d] = i
+				takes += len(d.calls)
+				for _, call := range d.calls {
+					if seen[call.Key] {
+						t.Fatalf("command %d: key %s comes twice", i, call.Key)
+					}
+					seen[call.Key] = true
+				}
+			}
+			if takes != c.takes || len(c.decisions) > 1 && (takes > commandTakes || !n.together()) {
+				t.Fatalf("command %d: %d groups of %d takes, said to be %d", i, len(c.decisions), takes, c.takes)
+			}
+		}
+		if len(in) != len(order) {
+			t.Fatalf("%d of %d groups are in a command", len(in), len(order))
+		}
+		last := make(map[string]int)
+		for _, d := range order {
+			for _, call := range d.calls {
+				if at, ok := last[call.Key]; ok && at >= in[d] {
+					t.Fatalf("key %s: command %d comes after command %d", call.Key, at, in[d])
+				}
+			}
+			for _, call := range d.calls {
+				last[call.Key] = in[d]
+			}
+		}
+		takes := 0
+		for _, d := range order {
+			takes += len(d.calls)
+		}
+		if different := len(last) == takes; n.together() && different && takes <= commandTakes && len(commands) > 1 {
+			t.Fatalf("%d commands for %d takes of different keys", len(commands), takes)
+		}
+	})
+}
+
+// TestKeysInSeveralSlots: a server that says it is none of a cluster, as a proxy before one does, and refuses the first command
+// of several groups: each gets one of its own, then and from then on, and nothing is taken twice.
+func TestKeysInSeveralSlots(t *testing.T) {
+	t.Parallel()
+	server := testserver.Start(t, testserver.Redis, testserver.WithArgs("--cluster-enabled", "yes"))
+	client := server.Client()
+	defer client.Close()
+	if err := client.ClusterAddSlotsRange(t.Context(), 0, slotCount-1).Err(); err != nil {
+		t.Fatal(err)
+	}
+	s, err := New(Config{
+		URL: server.URL(), Budget: time.Minute, ProbeEvery: time.Hour, Startup: Startup{Every: time.Hour},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := s.servers.nodes()[0]
+	n.alone.Store(true)
+	ctx, stop := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { _ = s.Run(ctx) })
+	defer running.Wait()
+	defer stop()
+	for client.ClusterInfo(ctx).Val() == "" || !strings.Contains(client.ClusterInfo(ctx).Val(), "cluster_state:ok") {
+		time.Sleep(10 * time.Millisecond)
+	}
+
+	rule, err := algorithms.NewTokenBucket(3, algorithms.Rate{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	groups := make([]rls.Group, 5)
+	for i := range groups {
+		groups[i] = rls.Group{{Key: fmt.Sprint("k", i), Rule: rule, Op: algorithms.OpTake, Cost: 1}}
+	}
+	for round := range 4 {
+		for i, a := range s.Decide(t.Context(), groups) {
+			if a.Err != nil || a.Allowed != (round < 3) {
+				t.Errorf("round %d, group %d: %+v", round, i, a)
+			}
+		}
+		if n.together() {
+			t.Fatal("the server is still asked about several groups at once")
+		}
+	}
+}
