@@ -2,7 +2,7 @@
 // commands in, replies out.
 //
 // One script decides. It is assembled from one file per algorithm, each a pure function that mirrors package
-// algorithms, and group.lua, which reads, decides and writes. It decides admission and the new state only; remaining,
+// algorithms, and group.lua, which reads, decides and writes, one group or many in a run. It decides admission and the new state only; remaining,
 // Retry-After and reset are computed by the Go rules from the state that it replies. The parity test compares both on
 // real servers, case by case. Another one, heartbeat.lua, keeps the list of the processes that share a server.
 //

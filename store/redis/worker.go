@@ -117,8 +117,8 @@ func (n *node) spare() {
 	}
 }
 
-// fairBatch is how many calls a batch may always carry: a server spends no less on each call of a larger one.
-const fairBatch = 16
+// fairBatch is how many calls a batch may always carry: what shares a command costs the server less.
+const fairBatch = commandTakes
 
 // drain adds what is in the queue, without waiting, but of a long queue only half: while the server decides one worker's
 // half, the answers to the other's are on their way.

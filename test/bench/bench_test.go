@@ -63,11 +63,11 @@ func TestEveryMeasure(t *testing.T) {
 			positive["Redis' processor time"] = m.Store.CPU
 			// A call that is sent in one window may reach Redis in the next, and heartbeats are scripts, too.
 			least := m.Ours.PerSecond.Min * report.Seconds // calls in a window
-			if s := m.Store.Scripts; s.Min < 0.95-5/least || s.Max > 1.05+5/least {
-				t.Errorf("%s: %v scripts for a call, want 1", m.Name, s)
+			if s := m.Store.Scripts; s.Min <= 0 || s.Max > 1.05+5/least {
+				t.Errorf("%s: %v scripts for a call, want 1 at most", m.Name, s)
 			}
-			if c := m.Store.Commands; c.Min < 2.5 {
-				t.Errorf("%s: %v commands for a call, want the script, a read and a write", m.Name, c)
+			if c := m.Store.Commands; c.Min < 0.95-5/least {
+				t.Errorf("%s: %v commands for a call, want a write at least", m.Name, c)
 			}
 		}
 		for what, s := range positive {
