@@ -78,7 +78,8 @@ func (p *Proxy) SetHole(hole bool) {
 	}
 }
 
-// SetPace lets at most so many scripts a second through, of all connections together, and delays the others; 0: all.
+// SetPace lets at most so many decisions a second through, of all connections together, and delays the others; 0: all. One
+// bucket is one decision, whichever script it is in.
 func (p *Proxy) SetPace(perSecond int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -190,24 +191,24 @@ func (p *Proxy) forward(server io.Writer, client io.Reader) error {
 		if err := p.pass(); err != nil {
 			return err
 		}
-		time.Sleep(time.Until(p.turn(bytes.Count(buf[:n], []byte("\r\nevalsha\r\n")))))
+		time.Sleep(time.Until(p.turn(bytes.Count(buf[:n], []byte("\r\nsentinel:")))))
 		if _, err := server.Write(buf[:n]); err != nil {
 			return err
 		}
 	}
 }
 
-// turn returns when so many scripts may be sent.
-func (p *Proxy) turn(scripts int) time.Time {
+// turn returns when so many decisions may be sent.
+func (p *Proxy) turn(decisions int) time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.pace.step == 0 || scripts == 0 {
+	if p.pace.step == 0 || decisions == 0 {
 		return time.Time{}
 	}
 	if now := time.Now(); p.pace.next.Before(now) {
 		p.pace.next = now
 	}
-	p.pace.next = p.pace.next.Add(time.Duration(scripts) * p.pace.step)
+	p.pace.next = p.pace.next.Add(time.Duration(decisions) * p.pace.step)
 	return p.pace.next
 }
 
