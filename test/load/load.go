@@ -234,9 +234,10 @@ func (o Open) Run(ctx context.Context, conns Conns, ask Ask) ([]*Report, error) 
 	for i := range reports {
 		reports[i] = new(Report)
 	}
-	slots := make(chan struct{}, o.MaxInFlight)
-	var calls sync.WaitGroup
-	defer calls.Wait()
+	callers := crew{most: o.MaxInFlight, work: make(chan func())}
+	defer callers.end()
+	var phases sync.WaitGroup
+	defer phases.Wait()
 	start, n := time.Now(), uint64(0)
 	for p, phase := range o.Phases {
 		from := start.Add(o.dueAfter(n))
@@ -256,21 +257,54 @@ func (o Open) Run(ctx context.Context, conns Conns, ask Ask) ([]*Report, error) 
 			if err := sleepUntil(ctx, due); err != nil {
 				return nil, err
 			}
-			slots <- struct{}{} // a call ends by its deadline, or by ctx
 			ended.Add(1)
-			calls.Go(func() {
-				defer func() { <-slots; ended.Done() }()
+			callers.do(func() { // it ends by its deadline, or by ctx
+				defer ended.Done()
 				r.Lag.Record(time.Since(due))
 				r.call(ctx, conns[i%uint64(len(conns))], ask, i, o.Deadline, due)
 			})
 		}
-		calls.Go(func() {
+		phases.Go(func() {
 			ended.Wait()
 			r.Elapsed = time.Since(from)
 		})
 	}
-	calls.Wait()
+	phases.Wait()
 	return reports, ctx.Err()
+}
+
+// crew runs functions on goroutines that it keeps: one that is new grows its stack first, which costs as much as a tenth of
+// a call. One goroutine at a time uses it.
+type crew struct {
+	most    int // goroutines
+	started int
+	work    chan func()
+	all     sync.WaitGroup
+}
+
+// do has f run and returns. When as many run as may, it waits until one has returned.
+func (c *crew) do(f func()) {
+	if c.started < c.most {
+		select {
+		case c.work <- f: // to one that waits
+			return
+		default:
+		}
+		c.started++
+		c.all.Go(func() {
+			for f := f; f != nil; f = <-c.work {
+				f()
+			}
+		})
+		return
+	}
+	c.work <- f
+}
+
+// end returns once every function has returned. No more are taken.
+func (c *crew) end() {
+	close(c.work)
+	c.all.Wait()
 }
 
 // dueAfter returns when the n-th call is due, counted from the start.

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -228,6 +229,51 @@ func TestOpenLeavesNoSlowCallOut(t *testing.T) {
 			t.Errorf("calls were at most %v behind their time although one waited %v alone", lag, pause)
 		}
 	}
+}
+
+func TestOpenBoundsCallsInFlight(t *testing.T) {
+	t.Parallel()
+	const most, calls = 8, 200
+	var now, peak atomic.Int64
+	conns := serve(t, 2, func(context.Context, string) (rlsv3.RateLimitResponse_Code, error) {
+		n := now.Add(1)
+		defer now.Add(-1)
+		for p := peak.Load(); n > p && !peak.CompareAndSwap(p, n); p = peak.Load() {
+		}
+		time.Sleep(20 * time.Millisecond)
+		return rlsv3.RateLimitResponse_OK, nil
+	})
+	reports, err := Open{Rate: 10_000, MaxInFlight: most, Phases: []Phase{{Calls: calls}}}.Run(t.Context(), conns, RateLimit("e", 1))
+	if err != nil || reports[0].Count(Allowed) != calls {
+		t.Fatalf("%v, want %d calls allowed", err, calls)
+	}
+	if got := peak.Load(); got != most {
+		t.Errorf("%d calls at once, want %d", got, most)
+	}
+}
+
+// A crew grows only while all of it is at work, up to its bound, and ends with its work.
+func TestCrew(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := crew{most: 3, work: make(chan func())}
+		start, done := time.Now(), atomic.Int64{}
+		work := func() { time.Sleep(time.Second); done.Add(1) }
+		for range 5 {
+			c.do(work)
+			time.Sleep(2 * time.Second)
+		}
+		if c.started != 1 || done.Load() != 5 {
+			t.Errorf("%d goroutines for work one after the other, %d done, want 1 and 5", c.started, done.Load())
+		}
+		for range 7 {
+			c.do(work)
+		}
+		c.end()
+		if took := time.Since(start); c.started != 3 || done.Load() != 12 || took != 13*time.Second {
+			t.Errorf("%d goroutines, %d done after %v, want 3, 12 and 13s", c.started, done.Load(), took)
+		}
+	})
 }
 
 func TestReportAdd(t *testing.T) {
