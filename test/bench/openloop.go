@@ -52,6 +52,13 @@ func (b *bench) openLoop(ctx context.Context, r *Report) error {
 	if o.Capacity, o.TooBusy, err = b.capacity(ctx, ours); err != nil || o.TooBusy != "" {
 		return err
 	}
+	encoded, err := load.RateLimitEncoded("all", b.size.Tenants)
+	if err != nil {
+		return err
+	}
+	for i := range entrants {
+		entrants[i].ask = encoded
+	}
 	o.Rate = math.Round(o.Capacity / 2)
 	const turns = 10
 	calls := int(o.Rate * o.Seconds / turns)

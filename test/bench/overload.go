@@ -81,6 +81,9 @@ func (b *bench) overload(ctx context.Context, r *Report) (err error) {
 	if o.Capacity, o.TooBusy, err = pinned.capacity(ctx, ours); err != nil || o.TooBusy != "" {
 		return err
 	}
+	if ours.ask, err = load.RateLimitEncoded("all", b.size.Tenants); err != nil {
+		return err
+	}
 	o.Rate = 1.5 * o.Capacity
 	return o.offer(ctx, &pinned, program, ours)
 }

@@ -115,7 +115,11 @@ func (d drill) hold(ctx context.Context, s *stage, kind testserver.Kind) (row Ro
 		Phases:      []load.Phase{{Calls: max(minCalls, p.leadIn)}},
 	}
 	// A healthy program under the same load, so that what it holds then is known.
-	if _, err := loop.Run(ctx, c.conns, load.RateLimit("plenty", p.tenants)); err != nil {
+	ask, err := load.RateLimitEncoded("plenty", p.tenants)
+	if err != nil {
+		return row, err
+	}
+	if _, err := loop.Run(ctx, c.conns, ask); err != nil {
 		return row, err
 	}
 	if err := c.watch.start(ctx, c); err != nil {
@@ -177,7 +181,10 @@ func (d drill) drive(ctx context.Context, c *scene, loop load.Open, p plan) (our
 		over()
 		return happening.Wait()
 	}
-	ask := load.RateLimit("scarce", p.tenants)
+	ask, err := load.RateLimitEncoded("scarce", p.tenants)
+	if err != nil {
+		return nil, nil, err
+	}
 	both, bothCtx := errgroup.WithContext(ctx)
 	both.Go(func() (err error) { bare, err = beside.Run(bothCtx, c.bareConns, ask); return err })
 	both.Go(func() (err error) { ours, err = loop.Run(bothCtx, c.conns, ask); return err })
