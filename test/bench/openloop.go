@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"runtime/debug"
 	"time"
 
+	"github.com/sentinel-rls/sentinel-rls/internal/collector"
 	"github.com/sentinel-rls/sentinel-rls/test/load"
 )
 
@@ -99,6 +101,7 @@ func openly(ctx context.Context, e entrant, rate float64, calls int) (*load.Repo
 		Rate: rate, Deadline: envoyDeadline, Phases: []load.Phase{{Calls: calls}},
 		MaxInFlight: 64 + int(4*rate*envoyDeadline.Seconds()), // a call is in flight for a deadline at most
 	}
+	defer debug.SetGCPercent(debug.SetGCPercent(collector.Percent)) // the generator's; what it holds up is late
 	reports, err := loop.Run(ctx, e.conns, e.ask)
 	if err != nil {
 		return nil, err

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime/debug"
 	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/sentinel-rls/sentinel-rls/internal/collector"
 	"github.com/sentinel-rls/sentinel-rls/internal/testserver"
 	"github.com/sentinel-rls/sentinel-rls/test/load"
 )
@@ -119,6 +121,7 @@ func (d drill) hold(ctx context.Context, s *stage, kind testserver.Kind) (row Ro
 	if err != nil {
 		return row, err
 	}
+	defer debug.SetGCPercent(debug.SetGCPercent(collector.Percent)) // the generator's; what it holds up is late
 	if _, err := loop.Run(ctx, c.conns, ask); err != nil {
 		return row, err
 	}
