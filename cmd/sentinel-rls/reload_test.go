@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -9,11 +8,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
 	"github.com/sentinel-rls/sentinel-rls/internal/admin"
@@ -298,28 +297,20 @@ endpoints:
 	}
 	defer conns.Close()
 
-	var exact, changing, refused atomic.Int64
-	exactly, freely := drive.RateLimit("exact", 1), drive.RateLimit("changing", 50)
-	ask := func(ctx context.Context, conn *grpc.ClientConn, i uint64) (bool, error) {
-		if i%2 == 0 {
-			allowed, err := exactly(ctx, conn, i)
-			if allowed {
-				exact.Add(1)
-			}
-			return true, err
-		}
-		allowed, err := freely(ctx, conn, i)
-		if allowed {
-			changing.Add(1)
-		} else {
-			refused.Add(1)
-		}
-		return true, err
+	exactly, err := drive.RateLimitQuestion("exact", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	freely, err := drive.RateLimitQuestion("changing", 50)
+	if err != nil {
+		t.Fatal(err)
 	}
 	file := filepath.Join(dir, "policies", "load.yaml")
-	open := drive.Open{Rate: rate, Deadline: deadline, MaxInFlight: 1000}
+	open := drive.Open{Rate: rate / 2, Deadline: deadline, MaxInFlight: 1000}
+	beside := open
+	beside.Phases = []drive.Phase{{Calls: int(rate / 2 * lasts.Seconds())}}
 	for i := range int(lasts / every) {
-		open.Phases = append(open.Phases, drive.Phase{Calls: int(rate * every.Seconds()), Before: func() error {
+		open.Phases = append(open.Phases, drive.Phase{Calls: int(rate / 2 * every.Seconds()), Before: func() error {
 			text := policies(i + 1)
 			if i%7 == 3 {
 				text = text[:len(text)/2]
@@ -333,22 +324,30 @@ endpoints:
 			return process.Signal(syscall.SIGHUP)
 		}})
 	}
-	reports, err := open.Run(t.Context(), conns, ask)
-	if err != nil {
+	var reports, staying []*drive.Report
+	both, ctx := errgroup.WithContext(t.Context())
+	both.Go(func() (err error) { reports, err = open.Run(ctx, conns, freely); return err })
+	both.Go(func() (err error) { staying, err = beside.Run(ctx, conns, exactly); return err })
+	if err := both.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	var calls int64
+	var calls, changing, refused int64
 	var slowest time.Duration
-	for i, r := range reports {
+	for _, r := range reports {
+		changing += r.Count(drive.Allowed)
+		refused += r.Count(drive.Denied)
+	}
+	exact := staying[0].Count(drive.Allowed)
+	for i, r := range append(reports, staying...) {
 		calls += r.Calls()
 		slowest = max(slowest, r.Latency.Max())
 		if r.Count(drive.Failed) > 0 || r.Count(drive.Late) > 0 {
 			t.Errorf("after reload %d: %d calls failed, %d were late: %v", i, r.Count(drive.Failed), r.Count(drive.Late), r.Err())
 		}
 	}
-	if exact.Load() != capacity || refused.Load() != 0 || changing.Load() == 0 {
+	if exact != capacity || refused != 0 || changing == 0 {
 		t.Errorf("%d admitted of the bucket that stays, %d of those that change, %d refused of these; want %d, all, none",
-			exact.Load(), changing.Load(), refused.Load(), capacity)
+			exact, changing, refused, capacity)
 	}
 	loads := metric(t, in, `sentinel_policies_reloads_total{outcome="loaded"}`)
 	refusals := metric(t, in, `sentinel_policies_reloads_total{outcome="refused"}`)

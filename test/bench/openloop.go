@@ -54,12 +54,9 @@ func (b *bench) openLoop(ctx context.Context, r *Report) error {
 	if o.Capacity, o.TooBusy, err = b.capacity(ctx, ours); err != nil || o.TooBusy != "" {
 		return err
 	}
-	encoded, err := load.RateLimitEncoded("all", b.size.Tenants)
+	question, err := load.RateLimitQuestion("all", b.size.Tenants)
 	if err != nil {
 		return err
-	}
-	for i := range entrants {
-		entrants[i].ask = encoded
 	}
 	o.Rate = math.Round(o.Capacity / 2)
 	const turns = 10
@@ -75,7 +72,7 @@ func (b *bench) openLoop(ctx context.Context, r *Report) error {
 	}
 	for turn := range 2 * turns {
 		i := (turn + turn/2) % 2 // bare, ours, ours, bare, …
-		report, err := openly(ctx, entrants[i], o.Rate, calls)
+		report, err := openly(ctx, entrants[i].conns, question, o.Rate, calls)
 		if err != nil {
 			return err
 		}
@@ -96,13 +93,13 @@ func (b *bench) openLoop(ctx context.Context, r *Report) error {
 }
 
 // openly offers calls at a rate.
-func openly(ctx context.Context, e entrant, rate float64, calls int) (*load.Report, error) {
+func openly(ctx context.Context, conns load.Conns, q load.Question, rate float64, calls int) (*load.Report, error) {
 	loop := load.Open{
 		Rate: rate, Deadline: envoyDeadline, Phases: []load.Phase{{Calls: calls}},
 		MaxInFlight: 64 + int(4*rate*envoyDeadline.Seconds()), // a call is in flight for a deadline at most
 	}
 	defer debug.SetGCPercent(debug.SetGCPercent(collector.Percent)) // the generator's; what it holds up is late
-	reports, err := loop.Run(ctx, e.conns, e.ask)
+	reports, err := loop.Run(ctx, conns, q)
 	if err != nil {
 		return nil, err
 	}

@@ -81,9 +81,6 @@ func (b *bench) overload(ctx context.Context, r *Report) (err error) {
 	if o.Capacity, o.TooBusy, err = pinned.capacity(ctx, ours); err != nil || o.TooBusy != "" {
 		return err
 	}
-	if ours.ask, err = load.RateLimitEncoded("all", b.size.Tenants); err != nil {
-		return err
-	}
 	o.Rate = 1.5 * o.Capacity
 	return o.offer(ctx, &pinned, program, ours)
 }
@@ -116,8 +113,12 @@ func (o *Overload) offer(ctx context.Context, b *bench, program *load.Program, o
 	if err != nil {
 		return err
 	}
+	question, err := load.RateLimitQuestion("all", b.size.Tenants)
+	if err != nil {
+		return err
+	}
 	start := time.Now()
-	report, err := openly(ctx, ours, o.Rate, int(o.Rate*o.Seconds))
+	report, err := openly(ctx, ours.conns, question, o.Rate, int(o.Rate*o.Seconds))
 	if err != nil {
 		return err
 	}

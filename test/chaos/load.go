@@ -117,12 +117,12 @@ func (d drill) hold(ctx context.Context, s *stage, kind testserver.Kind) (row Ro
 		Phases:      []load.Phase{{Calls: max(minCalls, p.leadIn)}},
 	}
 	// A healthy program under the same load, so that what it holds then is known.
-	ask, err := load.RateLimitEncoded("plenty", p.tenants)
+	question, err := load.RateLimitQuestion("plenty", p.tenants)
 	if err != nil {
 		return row, err
 	}
 	defer debug.SetGCPercent(debug.SetGCPercent(collector.Percent)) // the generator's; what it holds up is late
-	if _, err := loop.Run(ctx, c.conns, ask); err != nil {
+	if _, err := loop.Run(ctx, c.conns, question); err != nil {
 		return row, err
 	}
 	if err := c.watch.start(ctx, c); err != nil {
@@ -180,17 +180,18 @@ func (d drill) drive(ctx context.Context, c *scene, loop load.Open, p plan) (our
 		}
 		return nil
 	}
+	loop.Phases[after].Connected = true
 	loop.Phases[after].Before = func() error {
 		over()
 		return happening.Wait()
 	}
-	ask, err := load.RateLimitEncoded("scarce", p.tenants)
+	question, err := load.RateLimitQuestion("scarce", p.tenants)
 	if err != nil {
 		return nil, nil, err
 	}
 	both, bothCtx := errgroup.WithContext(ctx)
-	both.Go(func() (err error) { bare, err = beside.Run(bothCtx, c.bareConns, ask); return err })
-	both.Go(func() (err error) { ours, err = loop.Run(bothCtx, c.conns, ask); return err })
+	both.Go(func() (err error) { bare, err = beside.Run(bothCtx, c.bareConns, question); return err })
+	both.Go(func() (err error) { ours, err = loop.Run(bothCtx, c.conns, question); return err })
 	err = both.Wait()
 	over()
 	return ours, bare, errors.Join(err, happening.Wait())

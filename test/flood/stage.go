@@ -52,8 +52,8 @@ type stage struct {
 	program  *load.Program
 	bare     *load.Bare
 	conns    map[string]load.Conns // of each server, for valid callers and for the flood apart
-	valid    load.Ask
-	forged   load.Ask
+	valid    load.Question
+	forged   load.Question
 	forgedOf atomic.Uint64 // numbers forged tokens over all runs, so that no key is named twice
 }
 
@@ -103,7 +103,9 @@ func newStage(ctx context.Context, o options) (_ *stage, err error) {
 			return nil, err
 		}
 	}
-	s.valid = load.Check("all", tokens)
+	if s.valid, err = load.CheckQuestion("all", tokens); err != nil {
+		return nil, err
+	}
 	forge := forger(tokens[0])
 	s.forged, err = load.CheckEach("all", func(uint64) string { return forge(s.forgedOf.Add(1)) })
 	if err != nil {
@@ -136,7 +138,7 @@ func (s *stage) close() {
 
 // warm has every valid token verified once.
 func (s *stage) warm(ctx context.Context) error {
-	r, err := load.Closed{Callers: 4, Deadline: time.Second, Calls: 10 * tenants}.Run(ctx, s.conns["ours"], s.valid)
+	r, err := load.Closed{Callers: 4, Deadline: time.Second, Calls: 10 * tenants}.Run(ctx, s.conns["ours"], s.valid.Ask())
 	if err == nil && r.Share(load.Allowed) < 0.9 {
 		err = fmt.Errorf("valid callers are not admitted: %w", errors.Join(r.Err(), errors.New(s.program.Log())))
 	}
@@ -204,7 +206,7 @@ func (s *stage) forgedAlone(ctx context.Context) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	if _, err := (load.Closed{Callers: 4, Deadline: time.Second, Calls: 1000}).Run(ctx, s.conns["ours"], s.forged); err != nil {
+	if _, err := (load.Closed{Callers: 4, Deadline: time.Second, Calls: 1000}).Run(ctx, s.conns["ours"], s.forged.Ask()); err != nil {
 		return 0, err
 	}
 	groupsAfter, scriptsAfter, err := s.asked(ctx)

@@ -35,19 +35,19 @@ func RateLimit(endpoint string, tenants int) Ask {
 	}
 }
 
-// RateLimitEncoded returns an Ask that puts the questions of RateLimit and costs the generator less: they are encoded
-// beforehand, and of the answer only the overall code is read. For an open loop; in a closed one it would ask more often.
-func RateLimitEncoded(endpoint string, tenants int) (Ask, error) {
-	requests := make([][]byte, tenants)
-	for t := range requests {
+// RateLimitQuestion returns what RateLimit asks, for an open loop. In a closed one it would ask more often.
+func RateLimitQuestion(endpoint string, tenants int) (Question, error) {
+	messages := make([][]byte, tenants)
+	for t := range messages {
 		var err error
-		if requests[t], err = proto.Marshal(rateLimitRequest(endpoint, Tenant(uint64(t)))); err != nil {
-			return nil, err
+		if messages[t], err = proto.Marshal(rateLimitRequest(endpoint, Tenant(uint64(t)))); err != nil {
+			return Question{}, err
 		}
 	}
-	ask := encoded(rlsv3.RateLimitService_ShouldRateLimit_FullMethodName, overallOK)
-	return func(ctx context.Context, conn *grpc.ClientConn, i uint64) (bool, error) {
-		return ask(ctx, conn, requests[scatter(i)%uint64(tenants)])
+	return Question{
+		method:  rlsv3.RateLimitService_ShouldRateLimit_FullMethodName,
+		message: func(i uint64) ([]byte, error) { return messages[scatter(i)%uint64(tenants)], nil },
+		yes:     overallOK,
 	}, nil
 }
 
@@ -114,23 +114,41 @@ func Check(endpoint string, tokens []string) Ask {
 	}
 }
 
-// CheckEach returns an Ask for ext_authz about an endpoint, with the bearer token that token gives for each call; all are as
-// long as the one for 0. token is called concurrently. The question is prepared but for the token, and of the answer only the
-// status is read, so that a flood costs its sender little.
-func CheckEach(endpoint string, token func(i uint64) string) (Ask, error) {
+// CheckQuestion returns what Check asks, for an open loop.
+func CheckQuestion(endpoint string, tokens []string) (Question, error) {
+	messages := make([][]byte, len(tokens))
+	for t, token := range tokens {
+		var err error
+		if messages[t], err = proto.Marshal(checkRequest(endpoint, token)); err != nil {
+			return Question{}, err
+		}
+	}
+	return Question{
+		method:  authv3.Authorization_Check_FullMethodName,
+		message: func(i uint64) ([]byte, error) { return messages[scatter(i)%uint64(len(messages))], nil },
+		yes:     statusOK,
+	}, nil
+}
+
+// CheckEach returns a question of ext_authz about an endpoint, with the bearer token that token gives for each call; all are as
+// long as the one for 0. token is called concurrently.
+func CheckEach(endpoint string, token func(i uint64) string) (Question, error) {
 	first := token(0)
 	whole, err := proto.Marshal(checkRequest(endpoint, first))
 	if err != nil {
-		return nil, err
+		return Question{}, err
 	}
 	before, after, _ := bytes.Cut(whole, []byte(first))
-	ask := encoded(authv3.Authorization_Check_FullMethodName, statusOK)
-	return func(ctx context.Context, conn *grpc.ClientConn, i uint64) (bool, error) {
-		t := token(i)
-		if len(t) != len(first) {
-			return false, fmt.Errorf("a token of %d characters, where those before had %d", len(t), len(first))
-		}
-		return ask(ctx, conn, slices.Concat(before, []byte(t), after))
+	return Question{
+		method: authv3.Authorization_Check_FullMethodName,
+		message: func(i uint64) ([]byte, error) {
+			t := token(i)
+			if len(t) != len(first) {
+				return nil, fmt.Errorf("a token of %d characters, where those before had %d", len(t), len(first))
+			}
+			return slices.Concat(before, []byte(t), after), nil
+		},
+		yes: statusOK,
 	}, nil
 }
 

@@ -50,10 +50,11 @@ func TestCheckEach(t *testing.T) {
 	}
 	t.Cleanup(conns.Close)
 	names := []string{"token-0", "token-1", "token-2", "token-three"}
-	ask, err := CheckEach("all", func(i uint64) string { return names[i] })
+	each, err := CheckEach("all", func(i uint64) string { return names[i] })
 	if err != nil {
 		t.Fatal(err)
 	}
+	ask := each.Ask()
 	for i := range uint64(3) {
 		if allowed, err := ask(t.Context(), conns[0], i); err != nil || allowed != (i == 2) {
 			t.Errorf("%s: allowed %v, %v", names[i], allowed, err)

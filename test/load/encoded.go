@@ -12,13 +12,23 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// encoded returns what puts a question that is encoded already by a method, and reads its answer with read.
-func encoded(
-	method string, read func(answer []byte) (allowed bool, err error),
-) func(ctx context.Context, conn *grpc.ClientConn, question []byte) (allowed bool, err error) {
-	codec := grpc.ForceCodecV2(encodedCodec{read})
-	return func(ctx context.Context, conn *grpc.ClientConn, question []byte) (allowed bool, err error) {
-		err = conn.Invoke(ctx, method, question, &allowed, codec)
+// Question is what an open loop asks: messages that are encoded already, of whose answers only what they say is read. Safe for
+// concurrent use.
+type Question struct {
+	method  string
+	message func(i uint64) ([]byte, error)
+	yes     func(answer []byte) (bool, error)
+}
+
+// Ask returns an Ask that puts q, through grpc-go.
+func (q Question) Ask() Ask {
+	codec := grpc.ForceCodecV2(encodedCodec{q.yes})
+	return func(ctx context.Context, conn *grpc.ClientConn, i uint64) (allowed bool, err error) {
+		message, err := q.message(i)
+		if err != nil {
+			return false, err
+		}
+		err = conn.Invoke(ctx, q.method, message, &allowed, codec)
 		return allowed, err
 	}
 }

@@ -15,7 +15,7 @@ import (
 )
 
 // Both ways to ask put the same questions and learn the same.
-func TestRateLimitEncodedAsksAsRateLimit(t *testing.T) {
+func TestRateLimitQuestionAsksAsRateLimit(t *testing.T) {
 	t.Parallel()
 	conns := serve(t, 1, func(_ context.Context, tenant string) (rlsv3.RateLimitResponse_Code, error) {
 		switch tenant[len(tenant)-1] {
@@ -29,10 +29,7 @@ func TestRateLimitEncodedAsksAsRateLimit(t *testing.T) {
 		return rlsv3.RateLimitResponse_OK, nil
 	})
 	const tenants, calls = 10, 100
-	encoded, err := RateLimitEncoded("e", tenants)
-	if err != nil {
-		t.Fatal(err)
-	}
+	encoded := question(t, "e", tenants).Ask()
 	stock, ended := RateLimit("e", tenants), make(map[Outcome]int)
 	for i := range uint64(calls) {
 		want, wantErr := stock(t.Context(), conns[0], i)
@@ -45,7 +42,7 @@ func TestRateLimitEncodedAsksAsRateLimit(t *testing.T) {
 	if len(ended) != 3 {
 		t.Errorf("of %d questions so many ended in each outcome: %v, want some in three", calls, ended)
 	}
-	if _, err := RateLimitEncoded("\xff", 1); err == nil {
+	if _, err := RateLimitQuestion("\xff", 1); err == nil {
 		t.Error("an endpoint that protobuf cannot encode is asked about")
 	}
 }
@@ -80,15 +77,11 @@ func TestEncodedAnswerIsNoMessage(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(conns.Close)
-	ask, err := RateLimitEncoded("e", 1)
-	if err != nil {
-		t.Fatal(err)
-	}
 	check, err := CheckEach("e", func(uint64) string { return "token" })
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, ask := range map[string]Ask{"RateLimitEncoded": ask, "CheckEach": check} {
+	for name, ask := range map[string]Ask{"RateLimitQuestion": question(t, "e", 1).Ask(), "CheckEach": check.Ask()} {
 		if allowed, err := ask(t.Context(), conns[0], 0); allowed || status.Code(err) != codes.Internal {
 			t.Errorf("%s: %v, %v, want an error of the encoding", name, allowed, err)
 		}

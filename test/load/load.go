@@ -225,86 +225,84 @@ type Phase struct {
 	// Before is called when the phase's first call is due, before it is sent; nil: nothing. It should be quick, since it
 	// holds up the schedule. An error ends the run.
 	Before func() error
+	// Connected has the phase begin once every connection is up.
+	Connected bool
 }
 
-// Run runs the loop and returns one report for each phase, once every call has ended. A ctx that ends first ends it early,
+// Run runs the loop over as many connections as conns has, to the same servers, and returns one report for each phase, once
+// every call has ended. Calls without a connection fail; lost ones are made again. A ctx that ends first ends the run early,
 // with ctx's error.
-func (o Open) Run(ctx context.Context, conns Conns, ask Ask) ([]*Report, error) {
+func (o Open) Run(ctx context.Context, conns Conns, q Question) ([]*Report, error) {
+	lines, err := dial(ctx, conns, q, o.Deadline)
+	if err != nil {
+		return nil, err
+	}
+	defer lines.hangUp()
 	reports := make([]*Report, len(o.Phases))
 	for i := range reports {
 		reports[i] = new(Report)
 	}
-	callers := crew{most: o.MaxInFlight, work: make(chan func())}
-	defer callers.end()
-	var phases sync.WaitGroup
-	defer phases.Wait()
+	slots := make(chan struct{}, o.MaxInFlight)
+	phases := make([]sync.WaitGroup, len(o.Phases))
+	var ending sync.WaitGroup
 	start, n := time.Now(), uint64(0)
 	for p, phase := range o.Phases {
 		from := start.Add(o.dueAfter(n))
 		if err := sleepUntil(ctx, from); err != nil {
 			return nil, err
 		}
-		if phase.Before != nil {
-			if err := phase.Before(); err != nil {
-				return nil, err
-			}
+		if err := phase.begin(ctx, lines); err != nil {
+			return nil, err
 		}
 		r := reports[p]
-		var ended sync.WaitGroup
 		for range phase.Calls {
 			i, due := n, start.Add(o.dueAfter(n))
 			n++
+			if time.Until(due) > 0 { // what is due by now goes together
+				lines.flush()
+			}
 			if err := sleepUntil(ctx, due); err != nil {
 				return nil, err
 			}
-			ended.Add(1)
-			callers.do(func() { // it ends by its deadline, or by ctx
-				defer ended.Done()
-				r.Lag.Record(time.Since(due))
-				r.call(ctx, conns[i%uint64(len(conns))], ask, i, o.Deadline, due)
-			})
+			select {
+			case slots <- struct{}{}:
+			default:
+				lines.flush()
+				select {
+				case slots <- struct{}{}:
+				case <-ctx.Done():
+					return nil, ctx.Err()
+				}
+			}
+			phases[p].Add(1)
+			r.Lag.Record(time.Since(due))
+			lines.all[i%uint64(len(lines.all))].send(i, &openCall{ended: func(outcome Outcome, err error, at time.Time) {
+				r.record(outcome, err, at.Sub(due))
+				<-slots
+				phases[p].Done()
+			}})
 		}
-		phases.Go(func() {
-			ended.Wait()
+		lines.flush()
+		ending.Go(func() {
+			phases[p].Wait()
 			r.Elapsed = time.Since(from)
 		})
 	}
-	phases.Wait()
+	ending.Wait() // by their deadlines, or by ctx
 	return reports, ctx.Err()
 }
 
-// crew runs functions on goroutines that it keeps: one that is new grows its stack first, which costs as much as a tenth of
-// a call. One goroutine at a time uses it.
-type crew struct {
-	most    int // goroutines
-	started int
-	work    chan func()
-	all     sync.WaitGroup
-}
-
-// do has f run and returns. When as many run as may, it waits until one has returned.
-func (c *crew) do(f func()) {
-	if c.started < c.most {
-		select {
-		case c.work <- f: // to one that waits
-			return
-		default:
+// begin does what comes before the phase's first call.
+func (p Phase) begin(ctx context.Context, lines *lines) error {
+	if p.Before != nil {
+		if err := p.Before(); err != nil {
+			return err
 		}
-		c.started++
-		c.all.Go(func() {
-			for f := f; f != nil; f = <-c.work {
-				f()
-			}
-		})
-		return
 	}
-	c.work <- f
-}
-
-// end returns once every function has returned. No more are taken.
-func (c *crew) end() {
-	close(c.work)
-	c.all.Wait()
+	if p.Connected {
+		return lines.await(ctx)
+	}
+	return nil
 }
 
 // dueAfter returns when the n-th call is due, counted from the start.

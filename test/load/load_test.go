@@ -11,13 +11,13 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 )
 
 func TestMain(m *testing.M) {
@@ -66,6 +66,23 @@ func serveAll(t *testing.T, conns int, answer func(context.Context, *rlsv3.RateL
 		}
 	})
 	return c
+}
+
+func question(t *testing.T, endpoint string, tenants int) Question {
+	t.Helper()
+	q, err := RateLimitQuestion(endpoint, tenants)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return q
+}
+
+// distinct asks what DistinctTenants asks.
+func distinct(t *testing.T) Question {
+	t.Helper()
+	q := question(t, "e", 1)
+	q.message = func(i uint64) ([]byte, error) { return proto.Marshal(rateLimitRequest("e", Tenant(i))) }
+	return q
 }
 
 // patience is a deadline that only a call without an answer reaches, however busy the machine is.
@@ -147,7 +164,7 @@ func TestRunsEndWithTheirContext(t *testing.T) {
 		t.Errorf("closed loop: %v, want the context's error", err)
 	}
 	open := Open{Rate: 1000, MaxInFlight: 8, Phases: []Phase{{Calls: 1 << 30}}}
-	if _, err := open.Run(ctx, conns, RateLimit("e", 3)); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := open.Run(ctx, conns, question(t, "e", 3)); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("open loop: %v, want the context's error", err)
 	}
 }
@@ -165,7 +182,7 @@ func TestOpenPhases(t *testing.T) {
 		{Calls: 200, Before: func() error { before = seen.Load(); return nil }},
 	}}
 	start := time.Now()
-	reports, err := o.Run(t.Context(), conns, DistinctTenants("e"))
+	reports, err := o.Run(t.Context(), conns, distinct(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +197,7 @@ func TestOpenPhases(t *testing.T) {
 
 	broken := errors.New("broken")
 	o.Phases[1].Before = func() error { return broken }
-	if _, err := o.Run(t.Context(), conns, DistinctTenants("e")); !errors.Is(err, broken) {
+	if _, err := o.Run(t.Context(), conns, distinct(t)); !errors.Is(err, broken) {
 		t.Errorf("error %v, want that of Before", err)
 	}
 }
@@ -205,7 +222,7 @@ func TestOpenLeavesNoSlowCallOut(t *testing.T) {
 			return rlsv3.RateLimitResponse_OK, nil
 		})
 		reports, err := Open{Rate: rate, MaxInFlight: inFlight, Phases: []Phase{{Calls: calls}}}.Run(
-			t.Context(), conns, RateLimit("e", 1))
+			t.Context(), conns, question(t, "e", 1))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -243,37 +260,13 @@ func TestOpenBoundsCallsInFlight(t *testing.T) {
 		time.Sleep(20 * time.Millisecond)
 		return rlsv3.RateLimitResponse_OK, nil
 	})
-	reports, err := Open{Rate: 10_000, MaxInFlight: most, Phases: []Phase{{Calls: calls}}}.Run(t.Context(), conns, RateLimit("e", 1))
+	reports, err := Open{Rate: 10_000, MaxInFlight: most, Phases: []Phase{{Calls: calls}}}.Run(t.Context(), conns, question(t, "e", 1))
 	if err != nil || reports[0].Count(Allowed) != calls {
 		t.Fatalf("%v, want %d calls allowed", err, calls)
 	}
 	if got := peak.Load(); got != most {
 		t.Errorf("%d calls at once, want %d", got, most)
 	}
-}
-
-// A crew grows only while all of it is at work, up to its bound, and ends with its work.
-func TestCrew(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		c := crew{most: 3, work: make(chan func())}
-		start, done := time.Now(), atomic.Int64{}
-		work := func() { time.Sleep(time.Second); done.Add(1) }
-		for range 5 {
-			c.do(work)
-			time.Sleep(2 * time.Second)
-		}
-		if c.started != 1 || done.Load() != 5 {
-			t.Errorf("%d goroutines for work one after the other, %d done, want 1 and 5", c.started, done.Load())
-		}
-		for range 7 {
-			c.do(work)
-		}
-		c.end()
-		if took := time.Since(start); c.started != 3 || done.Load() != 12 || took != 13*time.Second {
-			t.Errorf("%d goroutines, %d done after %v, want 3, 12 and 13s", c.started, done.Load(), took)
-		}
-	})
 }
 
 func TestReportAdd(t *testing.T) {

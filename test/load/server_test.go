@@ -269,14 +269,14 @@ func TestProgram(t *testing.T) {
 	defer conns.Close()
 
 	// The third of a tenant is denied, whichever service asks, and however.
-	encoded, err := RateLimitEncoded("two", 1)
+	light, err := RateLimitQuestion("two", 1)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i, tt := range []struct {
 		ask  Ask
 		want bool
-	}{{RateLimit("two", 1), true}, {encoded, true}, {encoded, false}} {
+	}{{RateLimit("two", 1), true}, {light.Ask(), true}, {light.Ask(), false}} {
 		want := tt.want
 		if allowed, err := tt.ask(t.Context(), conns[0], uint64(i)); allowed != want || err != nil {
 			t.Errorf("rate limit call %d: %v, %v, want %v", i, allowed, err, want)
