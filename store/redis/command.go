@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"strings"
 
 	"github.com/redis/go-redis/v9"
 
@@ -55,7 +56,7 @@ func (c *command) read() {
 		switch d.err = err; {
 		case err != nil:
 		case replies[i].Refused != "":
-			d.err = refusal(replies[i].Refused)
+			d.err = refusal(strings.TrimSpace(replies[i].Refused)) // Redis 6.2 ends it with line ends
 		default:
 			d.reply = replies[i]
 		}

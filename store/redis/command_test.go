@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/sentinel-rls/sentinel-rls/algorithms"
 	"github.com/sentinel-rls/sentinel-rls/internal/testserver"
+	"github.com/sentinel-rls/sentinel-rls/lua"
 	"github.com/sentinel-rls/sentinel-rls/rls"
 )
 
@@ -134,6 +136,32 @@ func TestKeysInSeveralSlots(t *testing.T) {
 		}
 		if n.together() {
 			t.Fatal("the server is still asked about several groups at once")
+		}
+	}
+}
+
+// TestRefusalIsOneLine: the words of a refusal end with what ends a line on Redis 6.2, and begin with the place in the script.
+func TestRefusalIsOneLine(t *testing.T) {
+	t.Parallel()
+	rule, err := algorithms.NewTokenBucket(1, algorithms.Rate{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for words, class := range map[string]error{
+		"OOM command not allowed when used memory > 'maxmemory'.":                            rls.ErrStore,
+		"@user_script: 86: -OOM command not allowed when used memory > 'maxmemory'.\r\n\r\n": rls.ErrStore,
+		"@user_script: 86: -READONLY You can't write against a read only replica.\r\n\r\n":   rls.ErrUnavailable,
+		"@user_script: 86: -NOREPLICAS Not enough good replicas to write.\r\n\r\n":           rls.ErrUnavailable,
+	} {
+		call := newCall(t.Context(), 1)
+		call.put(0, rls.Group{{Key: "k", Rule: rule, Op: algorithms.OpTake, Cost: 1}})
+		c := newCommand(&call.decisions[0])
+		c.encode(lua.NewEncoder(0))
+		c.reply.SetVal([]any{"1800000000 0 ! -", words})
+		c.read()
+		got := classify(call.decisions[0].err)
+		if !errors.Is(got, class) || !strings.HasSuffix(got.Error(), ": "+strings.TrimSpace(words)) {
+			t.Errorf("got %q", got)
 		}
 	}
 }

@@ -422,9 +422,12 @@ func TestNeighbours(t *testing.T) {
 	onEach(t, func(t *testing.T, server *testserver.Server) {
 		client := raw(t, server)
 		must(t, client.Do(t.Context(), "acl", "setuser", "limited", "on", ">secret", "+@all", "~ok*").Err())
-		store := open(t, redis.Config{URL: as(t, server, "limited", "secret"), Budget: plenty})
+		store := open(t, redis.Config{URL: as(t, server, "limited", "secret"), Budget: plenty, ProbeKey: "ok-probe"})
 		rule := never(t, 100)
-		for i := range 10 {
+		for i := range 20 {
+			if i == 10 {
+				must(t, store.Probe(t.Context())) // from now on they share a command
+			}
 			ctx, cancel := context.WithTimeout(context.Background(), plenty)
 			got := store.Decide(ctx, []rls.Group{take("ok1", rule), take("no", rule), append(take("ok2", rule), take("no", rule)...), take("ok3", rule)})
 			cancel()
