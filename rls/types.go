@@ -55,7 +55,7 @@ func (a *Answer) Clock(i int) algorithms.Micros {
 //
 // Decide returns one answer per group, in order. It is safe for concurrent use, returns by ctx's deadline, decides each
 // group atomically and never repeats a take whose outcome it does not know. Groups of one call that share a key are
-// decided in their order. An Answer.Err wraps exactly one of
+// decided in their order, unless the server refuses keys of some. An Answer.Err wraps exactly one of
 // ErrTimeout, ErrUnavailable, ErrStore or ErrCircuitOpen. Groups are not kept after Decide returns.
 type Store interface {
 	Decide(ctx context.Context, groups []Group) []Answer

@@ -219,7 +219,8 @@ func (n *node) deadline(batch []*call, start time.Time) time.Time {
 
 // takeApart sends again, one by one, the groups of commands that the server refused for their keys, so that nobody is refused
 // for another's. None of them ran. Where keys lie in several slots, since a proxy before a cluster speaks like one server, each
-// group has a command of its own from then on.
+// group has a command of its own from then on. They are decided after the batch's other groups, those that share a key with
+// them included.
 func (n *node) takeApart(ctx context.Context, commands []*command) []*command {
 	var others, again []*command
 	for _, c := range commands {
