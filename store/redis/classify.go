@@ -61,7 +61,8 @@ func isRedirection(err error) bool {
 // refusedForKeys reports a reply that refuses a command because of which keys it names, and whether that is because they lie
 // in several slots of a cluster. The command did not run.
 func refusedForKeys(err error) (slots, refused bool) {
-	slots = redis.HasErrorPrefix(err, "CROSSSLOT")
+	// Clusters say CROSSSLOT; the proxy of Alibaba Cloud says "ERR 'EVALSHA' command keys must in same slot".
+	slots = redis.HasErrorPrefix(err, "CROSSSLOT") || isReply(err) && strings.Contains(err.Error(), "same slot")
 	return slots, slots || redis.HasErrorPrefix(err, "NOPERM") && strings.Contains(err.Error(), " key")
 }
 

@@ -99,6 +99,33 @@ func TestClassify(t *testing.T) {
 	}
 }
 
+// TestRefusedForKeys: the words of servers and proxies that run no script over keys of several slots, or over another's keys.
+func TestRefusedForKeys(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		err            error
+		slots, refused bool
+	}{
+		{nil, false, false},
+		{io.EOF, false, false},
+		{reply("CROSSSLOT Keys in request don't hash to the same slot"), true, true},
+		{reply("ERR CROSSSLOT Keys in request don't hash to the same slot"), true, true},
+		{reply("ERR 'EVALSHA' command keys must in same slot"), true, true},
+		{reply("ERR eval/evalsha command keys must be in same slot"), true, true},
+		{reply("NOPERM this user has no permissions to access one of the keys used as arguments"), false, true},
+		{reply("NOPERM No permissions to access a key"), false, true},
+		{reply("NOPERM this user has no permissions to run the 'evalsha' command"), false, false},
+		{reply("NOPERM ACL failure in script: User u has no permissions to run the 'mget' command"), false, false},
+		{reply("CLUSTERDOWN Hash slot not served"), false, false},
+		{reply("MOVED 1 127.0.0.1:7000"), false, false},
+		{reply("READONLY You can't write against a read only replica."), false, false},
+	} {
+		if slots, refused := refusedForKeys(c.err); slots != c.slots || refused != c.refused {
+			t.Errorf("%v: slots %v, refused %v", c.err, slots, refused)
+		}
+	}
+}
+
 func TestOlder(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -140,7 +140,7 @@ func TestKeysInSeveralSlots(t *testing.T) {
 	}
 }
 
-// TestRefusalIsOneLine: the words of a refusal end with what ends a line on Redis 6.2, and begin with the place in the script.
+// TestRefusalIsOneLine: on Redis 6.2 the words of a refusal begin with the place in the script, and end with line ends.
 func TestRefusalIsOneLine(t *testing.T) {
 	t.Parallel()
 	rule, err := algorithms.NewTokenBucket(1, algorithms.Rate{})
