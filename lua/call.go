@@ -50,8 +50,8 @@ func NewEncoder(jitter time.Duration) *Encoder {
 // as clients take them, since making one allocates.
 type parameters struct{ algorithm, p1, p2, p3 any }
 
-// AppendCommand appends the whole command that decides groups, each all or nothing, in order, EVALSHA of Script's digest,
-// to dst and returns it. The keys must be distinct, over all groups. Neighbours that are alike but for their keys make the
+// AppendCommand appends the whole command that decides groups, each all or nothing, in order, EVALSHA of Group's digest,
+// to dst and returns it. The keys of a group must be distinct. Neighbours that are alike but for their keys make the
 // command shorter. A server that does not know the script answers NOSCRIPT.
 // The error wraps ErrCalls: no group or bucket, or more than MaxCalls buckets. A zero Rule, an invalid Op and a cost of 0 or
 // less panic.

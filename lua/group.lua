@@ -1,6 +1,6 @@
 -- Decides groups of buckets, one after the other, each all or nothing.
 --
--- KEYS   one per bucket, distinct, at least one; a group's stand together
+-- KEYS   one per bucket, at least one; a group's are distinct and stand together
 -- ARGV   milliseconds that what is written lives beyond its use; then for each run of groups that are alike:
 --   1    how many groups
 --   2    how many buckets each of them has, at least one
@@ -13,13 +13,13 @@
 --
 -- When a take, charge or peek of a group does not fit, none of its takes spends and none of its refunds is paid. Its
 -- charges are recorded all the same, and so are the takes of a counting window that do not fit.
--- The time is the server's. Everything is read before the first write, a group is computed before its first write, and
--- every write sets an expiry.
+-- The time is the server's. Everything is read before the first write; a group goes by what those before it wrote, is
+-- computed before its first write, and every write sets an expiry.
 --
 -- Returns one string, fields separated by a space: seconds and microseconds of the server's time; per group 1
 -- (everything fitted) or 0, with +healed behind it when unreadable values were overwritten, or ! (the server refused to
--- write); and per bucket what its key held: the value, - (nothing, or a value of another type) or ? (unreadable, taken
--- for nothing). Where the server refused to write, an array of that string and of the words of the refusal.
+-- write); and per bucket what the group found: the value, - (nothing, or a value of another type) or ? (unreadable,
+-- taken for nothing). Where the server refused to write, an array of that string and of the words of the refusal.
 local values = redis.call('MGET', unpack(KEYS))
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -29,7 +29,7 @@ local argv = ARGV
 local extra = argv[1] + 0
 local statuses, refusal = {}, nil
 local first, spec = 1, 2
-local write, always, ttls = {}, {}, {}
+local write, always, ttls, written = {}, {}, {}, {}
 while argv[spec] do
   local groups, size = argv[spec] + 0, argv[spec + 1] + 0
   spec = spec + 2
@@ -43,7 +43,12 @@ while argv[spec] do
 
     local allowed, a = true, spec
     for i = first, last do
-      local algorithm, op, stored = argv[a], argv[a + 1], values[i]
+      local algorithm, op, stored = argv[a], argv[a + 1], written[KEYS[i]]
+      if stored then
+        values[i] = stored
+      else
+        stored = values[i]
+      end
       local fits, readable
       if algorithm == 'tb' then
         fits, readable, write[i], ttls[i] = token_bucket(stored, now, op, argv[a + 2], argv[a + 3], argv[a + 4],
@@ -89,6 +94,7 @@ while argv[spec] do
           status, healed, refusal = '!', 0, done.err
           break
         end
+        written[KEYS[i]] = write[i]
       end
     end
     if healed > 0 then

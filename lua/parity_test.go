@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -174,12 +175,23 @@ func (p *parity) batch(d draw, n, most int, kinds func(d draw) []algorithms.Kind
 	for i := range 1 + d.IntN(most) {
 		if i > 0 && d.chance(50) {
 			b = append(b, p.like(d, b[i-1], n, i))
-			continue
+		} else {
+			c := p.draw(d, fmt.Sprintf("%d:%d", n, i), kinds(d))
+			b = append(b, &c)
 		}
-		c := p.draw(d, fmt.Sprintf("%d:%d", n, i), kinds(d))
-		b = append(b, &c)
+		if i > 0 && d.chance(50) {
+			b[i].share(d, b[d.IntN(i)])
+		}
 	}
 	return b
+}
+
+// share has c ask about a key of another case of its batch, which comes before.
+func (c *parityCase) share(d draw, other *parityCase) {
+	key := other.calls[d.IntN(len(other.calls))].Key
+	if !slices.ContainsFunc(c.calls, func(call lua.Call) bool { return call.Key == key }) {
+		c.calls[d.IntN(len(c.calls))].Key = key
+	}
 }
 
 // like draws a case that differs from c in its keys and their values.
@@ -217,7 +229,7 @@ type found struct {
 func (p *parity) check(t *testing.T, batch parityBatch) string {
 	ctx := t.Context()
 	var run *redis.Cmd
-	groups, after := make([][]lua.Call, len(batch)), make([][]found, len(batch))
+	groups, held, after := make([][]lua.Call, len(batch)), make(map[string]parityValue), make(map[string]found)
 	for i, c := range batch {
 		groups[i] = c.calls
 	}
@@ -235,15 +247,16 @@ func (p *parity) check(t *testing.T, batch parityBatch) string {
 	_, _ = p.client.Pipelined(ctx, func(q redis.Pipeliner) error { // errors are looked at one by one
 		for _, c := range batch {
 			for i, call := range c.calls {
-				c.values[i].write(q, t, call.Key)
+				if _, ok := held[call.Key]; !ok {
+					held[call.Key] = c.values[i]
+					c.values[i].write(q, t, call.Key)
+				}
 			}
 		}
 		run = q.Do(ctx, command...)
-		for i, c := range batch {
-			for _, call := range c.calls {
-				after[i] = append(after[i], found{q.Type(ctx, call.Key), q.Do(ctx, "GET", call.Key), q.Do(ctx, "PTTL", call.Key)})
-				q.Del(ctx, call.Key)
-			}
+		for key := range held {
+			after[key] = found{q.Type(ctx, key), q.Do(ctx, "GET", key), q.Do(ctx, "PTTL", key)}
+			q.Del(ctx, key)
 		}
 		return nil
 	})
@@ -260,8 +273,13 @@ func (p *parity) check(t *testing.T, batch parityBatch) string {
 	p.lag = (7*p.lag + max(50, min(1000, now-p.now))) / 8
 	p.now = now
 	for i, c := range batch {
-		if problem := c.compare(replies[i], after[i], passed); problem != "" {
+		if problem := c.compare(replies[i], held); problem != "" {
 			return fmt.Sprintf("group %d: %s", i, problem)
+		}
+	}
+	for key, want := range held {
+		if problem := after[key].differs(want, want.ttl, passed); problem != "" {
+			return fmt.Sprintf("key %s at %d: %s", key, now, problem)
 		}
 	}
 	return ""
@@ -288,14 +306,15 @@ func (v parityValue) write(q redis.Pipeliner, t *testing.T, key string) {
 	}
 }
 
-// compare says how the script's doing differs from the Go rules, "" if it does not.
-func (c *parityCase) compare(reply lua.Reply, after []found, passed time.Duration) string {
+// compare says how the script's reply differs from the Go rules, "" if it does not, and puts what has been written into held,
+// which has by key what the group found.
+func (c *parityCase) compare(reply lua.Reply, held map[string]parityValue) string {
 	before := make([]algorithms.State, len(c.calls))
 	readable := make([]bool, len(c.calls))
 	c.allowed = true
 	for i, call := range c.calls {
-		if c.values[i].kind == "string" {
-			before[i], readable[i] = lua.DecodeState(call.Rule, c.values[i].text, reply.Now)
+		if v := held[call.Key]; v.kind == "string" {
+			before[i], readable[i] = lua.DecodeState(call.Rule, v.text, reply.Now)
 		}
 		if reply.Before[i] != before[i] {
 			return fmt.Sprintf("key %d at %d: the script went by %+v, want %+v", i, reply.Now, reply.Before[i], before[i])
@@ -307,17 +326,15 @@ func (c *parityCase) compare(reply lua.Reply, after []found, passed time.Duratio
 	}
 	healed := 0
 	for i, call := range c.calls {
-		want, ttl := c.values[i], c.values[i].ttl
-		if c.writes(i, before[i], reply.Now) {
-			next := call.Rule.Apply(call.Op, before[i], reply.Now, call.Cost, call.Window)
-			want, ttl = parityValue{kind: "string", text: lua.EncodeState(call.Rule, next)}, call.Rule.Expiry(next, reply.Now)+c.extra
-			if c.values[i].kind != "none" && !readable[i] {
-				healed++
-			}
+		if !c.writes(i, before[i], reply.Now) {
+			continue
 		}
-		if problem := after[i].differs(want, ttl, passed); problem != "" {
-			return fmt.Sprintf("key %d at %d: %s", i, reply.Now, problem)
+		if held[call.Key].kind != "none" && !readable[i] {
+			healed++
 		}
+		next := call.Rule.Apply(call.Op, before[i], reply.Now, call.Cost, call.Window)
+		ttl := call.Rule.Expiry(next, reply.Now) + c.extra
+		held[call.Key] = parityValue{kind: "string", text: lua.EncodeState(call.Rule, next), ttl: ttl}
 	}
 	if reply.Healed != healed {
 		return fmt.Sprintf("at %d: the script healed %d, want %d", reply.Now, reply.Healed, healed)

@@ -77,42 +77,22 @@ var _ redis.Error = refusal("")
 // does nothing else for as long as it runs.
 const commandTakes = 64
 
-// commands puts what a batch asks into commands, as few as may be: running a script costs a server as much as one bucket. A
-// key comes once in a command, and groups that share it are decided in order.
+// commands puts what a batch asks into commands, in order: running a script costs a server as much as one bucket.
 func (n *node) commands(batch []*call) []*command {
 	var all []*command
 	together := n.together()
-	after := make(map[string]int, len(batch)) // by key, the first command that it may go into
 	for _, call := range batch {
 		for i := range call.decisions {
 			d := &call.decisions[i]
 			if d.calls == nil {
 				continue
 			}
-			at := len(all)
-			if together {
-				at = placeFor(d, all, after)
+			if last := len(all) - 1; last >= 0 && together && all[last].takes+len(d.calls) <= commandTakes {
+				all[last].add(d)
+			} else {
+				all = append(all, newCommand(d))
 			}
-			if at == len(all) {
-				all = append(all, new(command))
-			}
-			all[at].add(d)
 		}
 	}
 	return all
-}
-
-// placeFor returns the first command with room for d that comes after all which share a key with it, and notes its keys.
-func placeFor(d *decision, all []*command, after map[string]int) int {
-	at := 0
-	for i := range d.calls {
-		at = max(at, after[d.calls[i].Key])
-	}
-	for at < len(all) && all[at].takes+len(d.calls) > commandTakes {
-		at++
-	}
-	for i := range d.calls {
-		after[d.calls[i].Key] = at + 1
-	}
-	return at
 }

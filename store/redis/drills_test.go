@@ -623,7 +623,7 @@ func TestScriptMayNotBeLoaded(t *testing.T) {
 }
 
 // TestAnswersOfAnotherServer: half an answer counts for those who have theirs and for nobody else, and what the script
-// cannot have said is no answer. The two groups share a key, so that each is a command of its own.
+// cannot have said is no answer. The server does not say that it is no cluster, so that each group is a command of its own.
 func TestAnswersOfAnotherServer(t *testing.T) {
 	t.Parallel()
 	good := "+1796050784 906104 1 -\r\n"
@@ -651,7 +651,7 @@ func TestAnswersOfAnotherServer(t *testing.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), plenty)
 			defer cancel()
 			rule := never(t, 10)
-			for i, a := range store.Decide(ctx, []rls.Group{take("k", rule), take("k", rule)}) {
+			for i, a := range store.Decide(ctx, []rls.Group{take("k", rule), take("l", rule)}) {
 				if !errors.Is(a.Err, c.want[i]) || a.Allowed != (c.want[i] == nil) {
 					t.Errorf("group %d: got %+v, want %v", i, a, c.want[i])
 				}

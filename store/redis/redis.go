@@ -1,6 +1,6 @@
 // Package redis is rls.Store on Redis or Valkey: one server, a master that Redis Sentinel names, or Redis Cluster. Groups are
-// decided by the script of package lua: those of a batch by one run, as far as they do not share keys; in a cluster each by
-// one of its own, and a group whose keys lie in several slots by a few.
+// decided by the script of package lua: those of a batch by one run; in a cluster each by one of its own, and a group whose
+// keys lie in several slots by a few.
 //
 // Callers do not talk to the server. They put their call into its bounded queue; a few workers drain what is there into
 // one pipeline, send it, and hand the replies back (coalescing). There is no timer: an idle system pays one hand-off.

@@ -21,8 +21,8 @@ func all(store *redis.Store, groups ...rls.Group) []rls.Answer {
 	return store.Decide(ctx, groups)
 }
 
-// TestGroupsShareACommand: groups of different keys are decided by one run of the script, once the server has said that it is
-// no cluster; groups that share a key by one each, in order.
+// TestGroupsShareACommand: groups are decided by one run of the script, in order, also where they share keys, once the server
+// has said that it is no cluster.
 func TestGroupsShareACommand(t *testing.T) {
 	onEach(t, func(t *testing.T, server *testserver.Server) {
 		client := raw(t, server)
@@ -43,24 +43,36 @@ func TestGroupsShareACommand(t *testing.T) {
 			t.Errorf("before it said so: %d runs, %s", n, allowed)
 		}
 		must(t, store.Probe(t.Context()))
-		for _, step := range []struct {
-			what    string
+		charge := func(op algorithms.Op, cost int64) rls.Group {
+			return rls.Group{{Key: "l", Rule: rule, Op: op, Cost: cost}}
+		}
+		both := append(take("f", rule), take("spent", never(t, 1))...)
+		for what, step := range map[string]struct {
 			groups  []rls.Group
-			runs    int
 			allowed string
 		}{
-			{"different keys", different, 1, "yyy"},
-			{"spent", different, 1, "nnn"},
-			{"one of a group is spent", []rls.Group{take("e", rule), append(take("f", rule), take("d", rule)...), take("f", rule)}, 2, "yny"},
-			{"one key", []rls.Group{take("g", rule), take("g", rule), take("g", rule)}, 3, "yyn"},
-			{"a key that comes back", []rls.Group{take("h", rule), take("i", rule), append(take("h", rule), take("i", rule)...), take("j", rule), take("h", rule)}, 3, "yyyyn"},
+			"different keys":          {different, "yyy"},
+			"one of a group is spent": {[]rls.Group{take("e", rule), both, both, take("f", rule), take("f", rule)}, "yynyn"},
+			"one key":                 {[]rls.Group{take("g", rule), take("g", rule), take("g", rule)}, "yyn"},
+			"keys that come back":     {[]rls.Group{take("h", rule), take("i", rule), append(take("h", rule), take("i", rule)...), take("h", rule)}, "yyyn"},
+			"a key of two algorithms": {[]rls.Group{take("k", rule), take("k", hourly(t)), take("k", rule), take("k", rule), take("k", rule)}, "yyyyn"},
+			"what is given back":      {[]rls.Group{charge(algorithms.OpCharge, 2), take("l", rule), charge(algorithms.OpRefund, 1), take("l", rule), take("l", rule)}, "ynyyn"},
 		} {
-			n, allowed := runs(step.groups...)
-			if n != step.runs || allowed != step.allowed {
-				t.Errorf("%s: %d runs, %s; want %d, %s", step.what, n, allowed, step.runs, step.allowed)
+			if n, allowed := runs(step.groups...); n != 1 || allowed != step.allowed {
+				t.Errorf("%s: %d runs, %s; want 1, %s", what, n, allowed, step.allowed)
 			}
 		}
+		if n, allowed := runs(append(different, different...)...); n != 1 || allowed != "nnnnnn" {
+			t.Errorf("spent: %d runs, %s", n, allowed)
+		}
 	})
+}
+
+func hourly(t *testing.T) algorithms.Rule {
+	t.Helper()
+	rule, err := algorithms.NewSlidingWindow(2, algorithms.MaxWindow)
+	must(t, err)
+	return rule
 }
 
 // TestManyCallersShareCommands: exactly what the buckets hold is admitted, however callers come together.
