@@ -25,6 +25,9 @@ type lines struct {
 	all     []*line
 	running sync.WaitGroup
 	stop    context.CancelFunc
+
+	turn    int // the line of the next call
+	written int // calls that wait there to be sent
 }
 
 // dial connects to the servers of conns, one line for each connection, and keeps them connected until hangUp.
@@ -64,13 +67,27 @@ func (ls *lines) hangUp() {
 	ls.running.Wait()
 }
 
-// flush sends what was written on every line.
-func (ls *lines) flush() {
-	for _, l := range ls.all {
-		if w := l.current(); w != nil {
-			w.flush()
-		}
+// together is how many calls go into one write at most.
+const together = 16
+
+// send writes a call, which flush sends. Calls that are due together share a line and a write, as those of one of Envoy's
+// workers do; the lines take turns. One goroutine sends.
+func (ls *lines) send(i uint64, c *openCall) {
+	ls.all[ls.turn].send(i, c)
+	if ls.written++; ls.written == together {
+		ls.flush()
 	}
+}
+
+// flush sends what was written.
+func (ls *lines) flush() {
+	if ls.written == 0 {
+		return
+	}
+	if w := ls.all[ls.turn].current(); w != nil {
+		w.flush()
+	}
+	ls.turn, ls.written = (ls.turn+1)%len(ls.all), 0
 }
 
 // expire gives calls up when their time is over, until ctx is done.

@@ -258,7 +258,7 @@ func (o Open) Run(ctx context.Context, conns Conns, q Question) ([]*Report, erro
 		for range phase.Calls {
 			i, due := n, start.Add(o.dueAfter(n))
 			n++
-			if time.Until(due) > 0 { // what is due by now goes together
+			if time.Until(due) > 0 {
 				lines.flush()
 			}
 			if err := sleepUntil(ctx, due); err != nil {
@@ -276,7 +276,7 @@ func (o Open) Run(ctx context.Context, conns Conns, q Question) ([]*Report, erro
 			}
 			phases[p].Add(1)
 			r.Lag.Record(time.Since(due))
-			lines.all[i%uint64(len(lines.all))].send(i, &openCall{ended: func(outcome Outcome, err error, at time.Time) {
+			lines.send(i, &openCall{ended: func(outcome Outcome, err error, at time.Time) {
 				r.record(outcome, err, at.Sub(due))
 				<-slots
 				phases[p].Done()
