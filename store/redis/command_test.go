@@ -28,8 +28,8 @@ func TestCommandsOfABatch(t *testing.T) {
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		n := new(node)
-		n.alone.Store(rapid.Bool().Draw(t, "alone"))
-		n.slots.Store(rapid.IntRange(0, 3).Draw(t, "slots") == 0)
+		n.standalone.Store(rapid.Bool().Draw(t, "standalone"))
+		n.sharded.Store(rapid.IntRange(0, 3).Draw(t, "sharded") == 0)
 		keys := rapid.IntRange(1, 200).Draw(t, "keys")
 		var batch []*call
 		var order []*decision
@@ -91,7 +91,7 @@ func TestKeysInSeveralSlots(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := s.servers.nodes()[0]
-	n.alone.Store(true)
+	n.standalone.Store(true)
 	ctx, stop := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { _ = s.Run(ctx) })

@@ -24,17 +24,17 @@ type node struct {
 	queue   chan *call
 	stopped chan struct{} // closed when no worker will take from the queue any more
 
-	answered atomic.Bool              // anything, ever
-	down     atomic.Bool              // the last thing sent to the server failed
-	failure  atomic.Pointer[error]    // why, of what Observer.Failing was told; nil: it did not
-	underWay atomic.Int32             // round trips
-	began    time.Time                // the node; departed counts from here
-	departed atomic.Int64             // when the last round trip began, as a Duration
-	took     atomic.Int64             // how long the last one lasted, as a Duration; 0: it failed
-	identity atomic.Pointer[identity] // by the last probe
-	limit    batchLimit
-	alone    atomic.Bool // the server says that it is no cluster, by the last probe
-	slots    atomic.Bool // it refused a command because its keys lie in several slots
+	answered   atomic.Bool              // anything, ever
+	down       atomic.Bool              // the last thing sent to the server failed
+	failure    atomic.Pointer[error]    // why, of what Observer.Failing was told; nil: it did not
+	underWay   atomic.Int32             // round trips
+	began      time.Time                // the node; departed counts from here
+	departed   atomic.Int64             // when the last round trip began, as a Duration
+	took       atomic.Int64             // how long the last one lasted, as a Duration; 0: it failed
+	identity   atomic.Pointer[identity] // by the last probe
+	limit      batchLimit
+	standalone atomic.Bool // the server says that it is no cluster, by the last probe
+	sharded    atomic.Bool // it refused a command because its keys lie in several slots
 
 	// astray is told that the server lost a batch or sent it elsewhere: the cluster may have another layout by now.
 	astray func()
@@ -42,7 +42,7 @@ type node struct {
 
 // together reports whether a command may carry several groups. Not where their keys may lie on different servers: on those of a
 // cluster, or behind a proxy, which either does not say what its servers are or refuses keys that it would have to ask two about.
-func (n *node) together() bool { return n.alone.Load() && !n.slots.Load() }
+func (n *node) together() bool { return n.standalone.Load() && !n.sharded.Load() }
 
 // newNode returns a node that does not connect yet. lookup, where there is one, says where the server is, for each
 // connection anew; addr then only names it.

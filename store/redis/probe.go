@@ -65,7 +65,7 @@ func (s *Store) probeServer(ctx context.Context, n *node) error {
 			return problem(err)
 		}
 	}
-	n.alone.Store(serverMode(info[0]) == "standalone")
+	n.standalone.Store(serverMode(info[0]) == "standalone")
 	n.recognise(identity{infoField(info[0], "run_id"), infoField(info[2], "master_replid")})
 	if fault := unfitServer(info[0], s.topology); fault != nil {
 		return fault

@@ -230,7 +230,7 @@ func (n *node) takeApart(ctx context.Context, commands []*command) []*command {
 			continue
 		}
 		if slots {
-			n.slots.Store(true)
+			n.sharded.Store(true)
 		}
 		for _, d := range c.decisions {
 			again = append(again, newCommand(d))
