@@ -193,17 +193,15 @@ func (l *line) current() *wire {
 	return l.wire
 }
 
-// openCall is a call of an open loop. ended is called once, with how it ended.
+// openCall is a call of an open loop.
 type openCall struct {
-	ended func(o Outcome, err error, at time.Time)
+	end func(o Outcome, err error, at time.Time) // called once
 
 	sent   time.Time
 	answer []byte
 	status string // grpc-status, as the server wrote it
 	reason string // grpc-message
 }
-
-func (c *openCall) end(o Outcome, err error, at time.Time) { c.ended(o, err, at) }
 
 // outcome is how an answered call ended.
 func (c *openCall) outcome(yes func([]byte) (bool, error)) (Outcome, error) {
@@ -240,6 +238,9 @@ type wire struct {
 	lost   error
 }
 
+// firstWindow is how much a server takes of a connection, and of a call, before it says more.
+const firstWindow = 65535
+
 // maxFrame is the payload that every server takes in a frame.
 const maxFrame = 16 << 10
 
@@ -247,7 +248,7 @@ const maxFrame = 16 << 10
 const windowSize = 1 << 30
 
 func newWire(conn net.Conn, addr, method string, deadline time.Duration) (*wire, error) {
-	w := &wire{conn: conn, deadline: deadline, window: 65535, next: 1, calls: make(map[uint32]*openCall)}
+	w := &wire{conn: conn, deadline: deadline, window: firstWindow, next: 1, calls: make(map[uint32]*openCall)}
 	w.room = sync.NewCond(&w.mu)
 	var block bytes.Buffer
 	encoder := hpack.NewEncoder(&block)
@@ -289,6 +290,10 @@ func (w *wire) send(c *openCall, message []byte) {
 	binary.BigEndian.PutUint32(body[1:], uint32(len(message)))
 	body = append(body, message...)
 
+	if len(body) > firstWindow {
+		c.end(Failed, status.Error(codes.ResourceExhausted, "a question that does not fit into the window"), time.Now())
+		return
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for w.window < len(body) && w.lost == nil {

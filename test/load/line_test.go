@@ -79,6 +79,20 @@ func TestLinesKeepTheWindows(t *testing.T) {
 	}
 }
 
+// A question that no server would take whole fails, instead of holding up the schedule.
+func TestLinesRefuseWhatFitsIntoNoWindow(t *testing.T) {
+	t.Parallel()
+	conns := serve(t, 1, func(context.Context, string) (rlsv3.RateLimitResponse_Code, error) {
+		return rlsv3.RateLimitResponse_OK, nil
+	})
+	q := question(t, "e", 1)
+	q.message = func(uint64) ([]byte, error) { return make([]byte, firstWindow), nil }
+	reports, err := Open{Rate: 1000, Deadline: patience, MaxInFlight: 1, Phases: []Phase{{Calls: 3}}}.Run(t.Context(), conns, q)
+	if err != nil || reports[0].Count(Failed) != 3 {
+		t.Errorf("%v, %d of 3 failed", err, reports[0].Count(Failed))
+	}
+}
+
 // A call that is given up is reset: the server learns of it, as it does from Envoy.
 func TestLinesResetLateCalls(t *testing.T) {
 	t.Parallel()

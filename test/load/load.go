@@ -276,7 +276,7 @@ func (o Open) Run(ctx context.Context, conns Conns, q Question) ([]*Report, erro
 			}
 			phases[p].Add(1)
 			r.Lag.Record(time.Since(due))
-			lines.send(i, &openCall{ended: func(outcome Outcome, err error, at time.Time) {
+			lines.send(i, &openCall{end: func(outcome Outcome, err error, at time.Time) {
 				r.record(outcome, err, at.Sub(due))
 				<-slots
 				phases[p].Done()
