@@ -11,6 +11,18 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
+// CallHeader is what a gRPC call over HTTP/2 begins with.
+func CallHeader(authority, path string) []hpack.HeaderField {
+	return []hpack.HeaderField{
+		{Name: ":method", Value: "POST"},
+		{Name: ":scheme", Value: "http"},
+		{Name: ":authority", Value: authority},
+		{Name: ":path", Value: path},
+		{Name: "content-type", Value: "application/grpc"},
+		{Name: "te", Value: "trailers"},
+	}
+}
+
 // RawCall makes one gRPC call with any :path, also one that no client sends, over HTTP/2 frames of its own. It returns the
 // call's grpc-status and the message of the answer. No status: the stream was reset or answered with an HTTP error, so it
 // never reached a handler.
@@ -31,14 +43,7 @@ func RawCall(t testing.TB, address, path string, message []byte) (status string,
 	framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
 	var block bytes.Buffer
 	encoder := hpack.NewEncoder(&block)
-	for _, h := range []hpack.HeaderField{
-		{Name: ":method", Value: "POST"},
-		{Name: ":scheme", Value: "http"},
-		{Name: ":authority", Value: address},
-		{Name: ":path", Value: path},
-		{Name: "content-type", Value: "application/grpc"},
-		{Name: "te", Value: "trailers"},
-	} {
+	for _, h := range CallHeader(address, path) {
 		if err := encoder.WriteField(h); err != nil {
 			t.Fatal(err)
 		}

@@ -17,6 +17,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/sentinel-rls/sentinel-rls/internal/testserver"
 )
 
 // lines are the connections of an open loop. They write gRPC's frames themselves, which costs less than grpc-go's client does: a
@@ -254,14 +256,7 @@ func newWire(conn net.Conn, addr, method string, deadline time.Duration) (*wire,
 	encoder := hpack.NewEncoder(&block)
 	header := func() []byte {
 		block.Reset()
-		fields := []hpack.HeaderField{
-			{Name: ":method", Value: "POST"},
-			{Name: ":scheme", Value: "http"},
-			{Name: ":path", Value: method},
-			{Name: ":authority", Value: addr},
-			{Name: "content-type", Value: "application/grpc"},
-			{Name: "te", Value: "trailers"},
-		}
+		fields := testserver.CallHeader(addr, method)
 		if deadline > 0 {
 			fields = append(fields, hpack.HeaderField{Name: "grpc-timeout", Value: strconv.FormatInt(deadline.Microseconds(), 10) + "u"})
 		}
