@@ -2,7 +2,6 @@ package load
 
 import (
 	"context"
-	"net"
 	"testing"
 
 	authv3 "github.com/envoyproxy/go-control-plane/envoy/service/auth/v3"
@@ -36,19 +35,9 @@ func (g gate) Check(_ context.Context, q *authv3.CheckRequest) (*authv3.CheckRes
 // Each call asks with its own token, and learns what became of it.
 func TestCheckEach(t *testing.T) {
 	t.Parallel()
-	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
 	server := grpc.NewServer()
 	authv3.RegisterAuthorizationServer(server, gate{open: "token-2"})
-	go func() { _ = server.Serve(l) }()
-	t.Cleanup(server.Stop)
-	conns, err := Dial(t.Context(), l.Addr().String(), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(conns.Close)
+	conns := connectTo(t, server, 1)
 	names := []string{"token-0", "token-1", "token-2", "token-three"}
 	each, err := CheckEach("all", func(i uint64) string { return names[i] })
 	if err != nil {

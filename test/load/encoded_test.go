@@ -2,7 +2,6 @@ package load
 
 import (
 	"context"
-	"net"
 	"testing"
 
 	authv3 "github.com/envoyproxy/go-control-plane/envoy/service/auth/v3"
@@ -58,10 +57,6 @@ func (verbatim) Unmarshal(data mem.BufferSlice, v any) error {
 // An answer that is no message is an error and not a no.
 func TestEncodedAnswerIsNoMessage(t *testing.T) {
 	t.Parallel()
-	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
 	answer := func(_ any, stream grpc.ServerStream) error {
 		var question []byte
 		if err := stream.RecvMsg(&question); err != nil {
@@ -70,13 +65,7 @@ func TestEncodedAnswerIsNoMessage(t *testing.T) {
 		return stream.SendMsg([]byte{0x08}) // a field without its value
 	}
 	server := grpc.NewServer(grpc.UnknownServiceHandler(answer), grpc.ForceServerCodecV2(verbatim{}))
-	go func() { _ = server.Serve(l) }()
-	t.Cleanup(server.Stop)
-	conns, err := Dial(t.Context(), l.Addr().String(), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(conns.Close)
+	conns := connectTo(t, server, 1)
 	check, err := CheckEach("e", func(uint64) string { return "token" })
 	if err != nil {
 		t.Fatal(err)

@@ -46,12 +46,18 @@ func serve(t *testing.T, conns int, answer func(context.Context, string) (rlsv3.
 
 func serveAll(t *testing.T, conns int, answer func(context.Context, *rlsv3.RateLimitRequest) (rlsv3.RateLimitResponse_Code, error)) Conns {
 	t.Helper()
+	server := grpc.NewServer()
+	rlsv3.RegisterRateLimitServiceServer(server, answering{answer: answer})
+	return connectTo(t, server, conns)
+}
+
+// connectTo has a server serve for one test and returns connections to it.
+func connectTo(t *testing.T, server *grpc.Server, conns int) Conns {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := grpc.NewServer()
-	rlsv3.RegisterRateLimitServiceServer(server, answering{answer: answer})
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(l) }()
 	c, err := Dial(t.Context(), l.Addr().String(), conns)
